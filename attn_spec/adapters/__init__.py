@@ -1,0 +1,1 @@
+"""How a user's object becomes an `Implementation`: resolved by name, its signature read, its conventions measured."""

@@ -1,0 +1,205 @@
+"""From a callable to an `Implementation`: signature, conventions (declared, named, measured) and precision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attn_spec.adapters import measure
+from attn_spec.adapters.function import NEUTRAL, FunctionAdapter
+from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
+from attn_spec.adapters.signature import Signature, TargetError, read
+from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
+from attn_spec.tolerance import Precision
+
+PROBED_DTYPES = ("float32", "bfloat16")
+NEVER_FROM_MEASUREMENT = ("polarity", "padding_polarity", "grouping")
+
+
+def adapt(
+    target: Callable[..., Any] | Implementation,
+    *,
+    name: str = "",
+    target_name: str = "",
+    import_line: str = "",
+    declared: Mapping[str, Any] | None = None,
+) -> Implementation:
+    """An implementation from a function of q, k, v; nothing needs to be declared where names and measurement suffice.
+
+    declared: conventions by field (`layout`, `polarity`, `alignment`, ...), `fixed` (arguments of each call),
+    `parameters` (role to parameter name) and `precision` (scores, weights, accumulate), as attn.yaml has them.
+    Raises TargetError where the target takes no q, k, v or returns no tensor; ValueError names a declared value that
+    is not one of its field's choices.
+    """
+    if isinstance(target, Implementation):
+        return target
+    declared = dict(declared or {})
+    _check_declared(declared)
+    name = name or getattr(target, "__name__", type(target).__name__)
+    if not callable(target):
+        raise TargetError(f"{name}: a {type(target).__name__} is not callable; give a function f(q, k, v, ...)")
+    fixed = dict(declared.get("fixed") or {})
+    signature = read(_without(target, fixed), name, declared.get("parameters"))
+    conventions, expected = _from_names(signature, name, declared)
+    adapter = FunctionAdapter(target, signature, conventions, fixed)
+    implementation = Implementation(
+        name, target_name or name, adapter, conventions, import_line=import_line or import_source(target)
+    )
+    _measure(implementation, adapter, expected, declared)
+    implementation.notes += _notes(signature)
+    return implementation
+
+
+def _without(target: Callable[..., Any], fixed: Mapping[str, Any]) -> Callable[..., Any]:
+    """The target with the fixed parameters filled in, so that they are not asked for again."""
+    if not fixed:
+        return target
+    import inspect
+
+    own = getattr(target, "signature_of", target)
+    parameters = [p for p in inspect.signature(own).parameters.values() if p.name not in fixed]
+
+    def partial(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **{**fixed, **kwargs})
+
+    partial.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return partial
+
+
+def _check_declared(declared: Mapping[str, Any]) -> None:
+    for name, choices in CHOICES.items():
+        value = declared.get(name)
+        if value is not None and str(value) not in choices:
+            raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+
+
+def _from_names(signature: Signature, name: str, declared: Mapping[str, Any]) -> tuple[Conventions, set[str]]:
+    """What is declared, else what the parameter names stand for; and the fields for which either speaks."""
+    found: dict[str, Finding] = {}
+    flash = any(signature.roles.get(role) in ("softmax_scale", "window_size") for role in ("scale", "window"))
+    if flash:
+        found["layout"] = Finding("BSHD", "assumed", "flash-attn's parameter names")
+    for parameter in signature.roles.values():
+        for field_, value, why in NAMED.get(parameter, ()):
+            found[field_] = Finding(value, "assumed", why)
+    if "causal" in signature.roles:
+        found["causal"] = Finding("flag", "assumed", f"parameter {signature.roles['causal']}")
+    elif re.search(r"causal|decoder", name, re.IGNORECASE) and "non" not in name.lower():
+        found["causal"] = Finding("always", "assumed", f"the name {name} says so")
+    for field_ in CHOICES:
+        if declared.get(field_) is not None:
+            found[field_] = Finding(str(declared[field_]), "declared", "attn.yaml")
+    if "layout" in found and "layout_out" not in found:
+        found["layout_out"] = Finding(found["layout"].value, "assumed", "as the input")
+    return Conventions(**found), set(found)
+
+
+def _measure(
+    implementation: Implementation, adapter: FunctionAdapter, expected: set[str], declared: Mapping[str, Any]
+) -> None:
+    signature = adapter.signature
+    extra = {signature.roles[r]: n for r, n in NEUTRAL.items() if signature.required(r)} | dict(adapter.fixed)
+    if signature.required("scale"):
+        extra[signature.roles["scale"]] = 8**-0.5
+    if signature.required("causal"):
+        extra[signature.roles["causal"]] = False
+
+    def settle(field_: str, value: str | None, evidence: str, accept: bool) -> None:
+        """Take a measurement over where nothing else speaks, or note that it contradicts what does."""
+        finding: Finding = getattr(implementation.conventions, field_)
+        if value is None:
+            return
+        measured = Finding(value, "measured", evidence)
+        if value == finding.value:
+            how = finding.how if finding.how == "declared" else "measured"
+            changes = {
+                field_: Finding(value, how, f"{evidence}; {finding.evidence}" if field_ in expected else evidence)
+            }
+        elif accept and field_ not in expected:
+            changes = {field_: measured}
+        else:
+            implementation.contradictions.append(Contradiction(field_, finding, measured))
+            return
+        implementation.conventions = adapter.conventions = implementation.conventions.replace(**changes)
+
+    def guarded_layout() -> tuple[str | None, str | None, str]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return implementation.shielded(adapter.function, *args, **kwargs)
+
+        return measure.layout_by_influence(call, signature, extra)
+
+    try:
+        layout, layout_out, evidence = guarded_layout()
+    except measure.NoTensor as error:
+        raise TargetError(
+            f"{implementation.name}: returned {error}, not a tensor; an attention returns its output, or a tuple that "
+            f"begins with it"
+        ) from None
+    if layout is not None and declared.get("layout") is None:
+        expected.discard("layout")  # a name only breaks ties
+    settle("layout", layout, evidence, accept=True)
+    if declared.get("layout_out") is None:
+        same = Finding(implementation.conventions.layout.value, "assumed", "as the input")
+        implementation.conventions = adapter.conventions = implementation.conventions.replace(layout_out=same)
+    settle("layout_out", layout_out, "the shape of the output", accept=False)
+    _measure_causal(implementation, settle, expected)
+    if signature.has("mask") or signature.has("key_padding"):
+        for field_, form, role in (("polarity", "bool", "mask"), ("padding_polarity", "key-padding", "key_padding")):
+            if signature.has(role):
+                seen = measure.polarity(implementation, form)
+                finding: Finding = getattr(implementation.conventions, field_)
+                other = "masked" if finding.value == "attend" else "attend"
+                value = {"as declared": finding.value, "inverted": other}.get(seen or "")
+                settle(field_, value, "the weights recovered under a random mask", accept=False)
+    rows = measure.empty_rows(implementation)
+    settle("empty_rows", rows, "the output of a row with no visible key", accept=rows in ("zero", "mean"))
+    settle("grouping", measure.grouping(implementation), "V constant in each kv head, 4 query heads on 2", accept=False)
+    if signature.has("lse"):
+        settle(
+            "lse_base", measure.lse_base(implementation), "the returned log-sum-exp beside the exact one", accept=True
+        )
+    _measure_precision(implementation, declared.get("precision") or {})
+
+
+def _measure_causal(implementation: Implementation, settle: Callable[..., None], expected: set[str]) -> None:
+    conventions = implementation.conventions
+    by_flag = conventions.causal.value == "flag"
+    without = measure.causality(implementation, False) if conventions.causal.value != "always" else None
+    with_flag = measure.causality(implementation, True) if conventions.causal.value != "never" else None
+    if by_flag and without is not None and with_flag is not None:
+        value = {(False, True): "flag", (True, True): "always", (False, False): "never"}.get((without, with_flag))
+        settle("causal", value, "whether the last key reaches the first query, without and with the flag", False)
+    elif conventions.causal.value == "always" and with_flag is not None:
+        settle("causal", "always" if with_flag else "never", "whether the last key reaches the first query", False)
+    elif conventions.causal.value == "never" and without is not None:
+        settle("causal", "always" if without else "never", "whether the last key reaches the first query", False)
+    if conventions.causal.value != "never" and with_flag:
+        settle("alignment", measure.alignment(implementation), "the keys seen with Sq = 3, Sk = 5", True)
+        if "alignment" not in expected and implementation.conventions.alignment.how == "measured":
+            value = implementation.conventions.alignment.value
+            implementation.notes.append(f"alignment taken from measurement; `alignment: {value}` in attn.yaml holds it")
+
+
+def _measure_precision(implementation: Implementation, declared: Mapping[str, str]) -> None:
+    for dtype in PROBED_DTYPES:
+        found, evidence = measure.precision(implementation, dtype)
+        if found is None:
+            implementation.notes.append(f"{dtype} not taken: {evidence}")
+            continue
+        if declared:
+            fields = {"scores": found.scores, "weights": found.weights, "accumulate": found.accumulate}
+            fields |= {key: str(value) for key, value in declared.items() if dtype != "float64"}
+            found, evidence = Precision(**fields, output=dtype), "declared"
+        implementation.precision[dtype] = found
+        implementation.precision_evidence[dtype] = evidence
+
+
+def _notes(signature: Signature) -> list[str]:
+    notes = []
+    unjudged = [signature.roles[r] for r in ("window", "softcap", "alibi", "sinks", "dropout") if signature.has(r)]
+    if unjudged:
+        notes.append(f"left at their defaults, not judged by this version: {', '.join(unjudged)}")
+    if signature.not_understood:
+        notes.append(f"parameters not understood, left at their defaults: {', '.join(signature.not_understood)}")
+    return notes

@@ -1,0 +1,313 @@
+"""The user's function in a process of its own, so that what crashes, hangs or eats the memory there is one failed check.
+
+`Apart` is called as the function itself: tensors go over with their strides and whatever lies around them in their
+storage, results come back, and so does what the call did to its inputs and to the global state of torch. A process that
+dies or does not answer in time is a `Violation` that says so; the next call starts another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_spec.law import Violation
+
+START_S = 120.0  # for the process to start and import torch and the target, on a busy machine
+DEATHS = 5  # one after the other, and it is not started again
+
+# tensors as bytes ----------------------------------------------------------------------------------------------------
+
+
+class Packed:
+    """A tensor as plain data: its whole storage, and how the tensor lies in it."""
+
+    def __init__(self, x: Tensor) -> None:
+        storage = x.detach().untyped_storage()
+        self.bytes = ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
+        self.dtype, self.size, self.stride = x.dtype, tuple(x.shape), x.stride()
+        self.offset, self.grad = x.storage_offset(), x.requires_grad
+
+    def tensor(self) -> Tensor:
+        if not self.bytes:
+            return torch.empty(self.size, dtype=self.dtype).requires_grad_(self.grad)
+        whole = torch.frombuffer(bytearray(self.bytes), dtype=torch.uint8)
+        whole = whole[: len(whole) // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
+        x = whole.as_strided(self.size, self.stride, self.offset)
+        return x.requires_grad_() if self.grad else x
+
+
+def packed(value: Any) -> Any:
+    """A structure with its tensors packed; what can't go over is left out of a returned structure."""
+    if isinstance(value, Tensor):
+        return Packed(value.cpu() if value.is_cuda else value)
+    if isinstance(value, (list, tuple)):
+        return [packed(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: packed(item) for key, item in value.items()}
+    return value
+
+
+def unpacked(value: Any) -> Any:
+    if isinstance(value, Packed):
+        return value.tensor()
+    if isinstance(value, list):
+        return [unpacked(item) for item in value]
+    if isinstance(value, dict):
+        return {key: unpacked(item) for key, item in value.items()}
+    return value
+
+
+def tensors_of(args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+
+
+# this side -----------------------------------------------------------------------------------------------------------
+
+
+class FromApart(Exception):  # noqa: N818
+    """An exception of the user's, raised in the other process."""
+
+
+class Apart:
+    """A target's function, called in a process of its own.
+
+    target: as on the command line; the process resolves it anew.  function: what it is here, for its signature.
+    timeout_s: for one call.  disturbed: what the last calls changed of torch's global state.
+    """
+
+    def __init__(self, target: str, function: Callable[..., Any], timeout_s: float) -> None:
+        self.target, self.timeout_s = target, timeout_s
+        self.disturbed: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: multiprocessing.connection.Connection | None = None
+        self._deaths = 0
+        self.signature_of = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = tensors_of(list(args), kwargs)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return self._with_gradient(args, kwargs, tensors)
+        return unpacked(self._called(args, kwargs, tensors, torch.is_grad_enabled())["returned"])
+
+    def _called(self, args: Any, kwargs: Any, tensors: list[Tensor], grad: bool) -> dict[str, Any]:
+        reply = self._ask({"call": (packed(list(args)), packed(kwargs)), "grad": grad})
+        for place, changed in reply["changed"].items():
+            with torch.no_grad():
+                tensors[place].copy_(changed.tensor())
+        self.disturbed |= reply["disturbed"]
+        return reply
+
+    def _with_gradient(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """The call, with a backward pass that asks the other process for its gradients."""
+        apart = self
+        leaves = [x for x in tensors if x.requires_grad]
+
+        class Through(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *given: Tensor) -> Any:
+                reply = apart._called(args, kwargs, tensors, True)
+                found = unpacked(reply["returned"])
+                out = found if isinstance(found, Tensor) else next(x for x in found if isinstance(x, Tensor))
+                ctx.call = reply["number"]
+                if not reply["differentiable"]:
+                    ctx.mark_non_differentiable(out)
+                return out
+
+            @staticmethod
+            def backward(ctx: Any, *cotangents: Any) -> Any:
+                grads = unpacked(apart._ask({"backward": ctx.call, "cotangent": packed(cotangents[0])})["returned"])
+                return tuple(grads)
+
+        return Through.apply(*leaves)  # type: ignore[no-untyped-call]
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send_bytes(pickle.dumps(question, pickle.HIGHEST_PROTOCOL))
+            if not self._pipe.poll(self.timeout_s):
+                self.close()
+                self._died()
+                raise Violation(
+                    f"no answer within {self.timeout_s:g} s; the process was ended", merge="hangs",
+                    hint="--attn-timeout=SECONDS allows more",
+                )  # fmt: skip
+            reply: dict[str, Any] = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise Violation(f"the process {self._end()} in this call", merge="process-died") from None
+        if "raised" in reply:
+            self._deaths = 0
+            raise reply["raised"]
+        self._deaths = 0
+        return reply
+
+    def _died(self) -> None:
+        self._deaths += 1
+
+    def _end(self) -> str:
+        """How the process came to its end."""
+        assert self._process is not None
+        status = self._process.wait(5)
+        self.close()
+        self._died()
+        if status < 0:
+            return f"died of {signal.Signals(-status).name}"
+        return f"ended itself with exit status {status}"
+
+    def _start(self) -> None:
+        if self._deaths >= DEATHS:
+            raise Violation(
+                f"the process ended in each of the last {DEATHS} calls; not started again", merge="process-died"
+            )
+        ours, theirs = multiprocessing.Pipe()
+        code = f"from attn_spec.adapters.apart import serve; serve({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        theirs.close()
+        self._pipe = ours
+        ours.send_bytes(pickle.dumps({"target": self.target, "path": sys.path, "threads": torch.get_num_threads()}))
+        if not ours.poll(START_S) or not ours.recv_bytes():
+            raise Violation(f"the process for {self.target} did not start within {START_S:g} s", merge="process-died")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# the other side ------------------------------------------------------------------------------------------------------
+
+
+def serve(descriptor: int) -> None:
+    """Answer calls until the pipe is closed. Runs in the process of its own."""
+    from attn_spec.adapters.resolve import resolve
+
+    pipe = multiprocessing.connection.Connection(descriptor)
+    first = pickle.loads(pipe.recv_bytes())
+    sys.path[:] = first["path"]
+    torch.set_num_threads(first["threads"])
+    _limit_memory()
+    serving = Serving(resolve(first["target"]).object)
+    pipe.send_bytes(b"ready")
+    while True:
+        try:
+            question = pickle.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            reply = serving.answer(question)
+        except BaseException as error:  # whatever the user's code raises is the answer
+            reply = {"raised": portable(error)}
+        pipe.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+
+
+def _limit_memory() -> None:
+    """Let an allocation that the machine does not have fail here, before the system starts to kill processes."""
+    try:
+        import resource
+
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (int(pages * 0.8), resource.RLIM_INFINITY))
+    except (ImportError, ValueError, OSError):  # no such limit on this system
+        return
+
+
+def portable(error: BaseException) -> BaseException:
+    """An exception that can go over: itself, or one of its kind with its text."""
+    from attn_spec.adapters.implementation import described
+
+    text = described(error)
+    try:
+        again = pickle.loads(pickle.dumps(error))
+        if described(again) == text:
+            return error
+    except Exception:  # it holds what can't be pickled, or is built in another way
+        pass
+    for known in type(error).__mro__:
+        if known.__module__ == "builtins" and issubclass(known, BaseException):
+            words = text.removeprefix(f"{type(error).__name__}: ")
+            return SystemExit(words) if known is SystemExit else known(words)
+    return FromApart(text)
+
+
+class Serving:
+    """The function, its calls that may be differentiated, and the output of the call before."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.calls: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self.number = 0
+        self.earlier: tuple[Tensor, Tensor] | None = None
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        if "backward" in question:
+            output, leaves = self.calls[question["backward"]]
+            cotangent = question["cotangent"].tensor()
+            grads = torch.autograd.grad(output, leaves, cotangent, retain_graph=True, materialize_grads=True)
+            return {"returned": packed(list(grads))}
+        return self.call(*question["call"], grad=question["grad"])
+
+    def call(self, args: list[Any], kwargs: dict[str, Any], grad: bool) -> dict[str, Any]:
+        from attn_spec.adapters.implementation import GlobalState
+
+        args, kwargs = unpacked(args), unpacked(kwargs)
+        tensors = tensors_of(args, kwargs)
+        versions = [x._version for x in tensors]
+        before = GlobalState()
+        try:
+            with torch.set_grad_enabled(grad):
+                returned = self.function(*args, **kwargs)
+        finally:
+            disturbed = before.put_back()
+        if self.earlier is not None and not torch.equal(self.earlier[0].nan_to_num(), self.earlier[1].nan_to_num()):
+            disturbed["the output of an earlier call"] = "overwritten"
+        found = [returned] if isinstance(returned, Tensor) else []
+        if isinstance(returned, (tuple, list)):
+            found = [x for x in returned if isinstance(x, Tensor)]
+        output = found[0] if found else None
+        self.earlier = None if output is None else (output.detach(), output.detach().clone())
+        differentiable = output is not None and output.requires_grad
+        if output is not None and differentiable:
+            self.number += 1
+            self.calls = {self.number: (output, [x for x in tensors if x.requires_grad])}
+        changed = {n: Packed(x) for n, x in enumerate(tensors) if x._version != versions[n]}
+        return {
+            "returned": packed(_sendable(returned)),
+            "changed": changed,
+            "disturbed": disturbed,
+            "differentiable": differentiable,
+            "number": self.number,
+        }
+
+
+def _sendable(returned: Any) -> Any:
+    """What can go over: tensors and structures of them; of anything else its type's name is enough."""
+    if isinstance(returned, (Tensor, int, float, str, bool, type(None))):
+        return returned
+    if isinstance(returned, (list, tuple)):
+        return [_sendable(item) for item in returned]
+    if isinstance(returned, Mapping):
+        return {str(key): _sendable(item) for key, item in returned.items()}
+    return None

@@ -1,0 +1,226 @@
+"""The adapter of a function `f(q, k, v, ...)`: layout, names and polarity on the way in, layout on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_spec.adapters.implementation import Result
+from attn_spec.adapters.signature import Signature
+from attn_spec.conventions import Conventions
+from attn_spec.law import Unsupported, Violation
+from attn_spec.problem import Arguments
+
+# canonical [B, H, S, D] -> the layout, as a permutation and as plain torch
+PERMUTED = {"BHSD": (0, 1, 2, 3), "BSHD": (0, 2, 1, 3), "SBHD": (2, 0, 1, 3)}
+BACK = {"BHSD": (0, 1, 2, 3), "BSHD": (0, 2, 1, 3), "SBHD": (1, 2, 0, 3)}
+
+
+def into_layout(x: Tensor, layout: str) -> Tensor:
+    """A canonical tensor in the layout; contiguous where it was, a view where it was one."""
+    if layout == "NSD":
+        return x.flatten(0, 1)
+    moved = x.permute(PERMUTED[layout])
+    return moved.contiguous() if x.is_contiguous() else moved
+
+
+def _carry_back(passed: Tensor, x: Tensor, layout: str) -> None:
+    """What the call did in place to the copy that it got is done to the argument too, so that it is seen."""
+    if passed.data_ptr() != x.data_ptr() and passed._version:
+        with torch.no_grad():
+            x.copy_(passed.reshape(x.shape) if layout == "NSD" else passed.permute(BACK[layout]))
+
+
+@dataclass(eq=False)
+class FunctionAdapter:
+    """Calls `function` by its signature and conventions.
+
+    fixed: arguments passed on each call. Parameters that are required but neutral here (a dropout of 0, no mask) are
+    filled in.
+    """
+
+    function: Callable[..., Any]
+    signature: Signature
+    conventions: Conventions = field(default_factory=Conventions)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, arguments: Arguments) -> Result:
+        layout = self.conventions.layout.value
+        if layout == "SD":
+            return self._head_by_head(arguments)
+        values = self._values(arguments)
+        q, k, v, mask = arguments.q, arguments.k, arguments.v, values.get(self._mask_name(arguments))
+        if layout == "NSD":
+            if q.shape[1] != k.shape[1]:
+                raise Unsupported("no grouped heads: q, k and v are [N, S, D]")
+            if isinstance(mask, Tensor) and arguments.form != "key-padding" and mask.dim() == 4:
+                b, h, _, _ = arguments.sizes
+                values[self._mask_name(arguments)] = mask.expand(b, h, *mask.shape[2:]).flatten(0, 1)
+        moved = [into_layout(x, layout) for x in (q, k, v)]
+        values.update(zip((self.signature.roles[role] for role in "qkv"), moved, strict=True))
+        args, kwargs = self.signature.call(values)
+        returned = self.function(*args, **kwargs)
+        for x, passed in zip((q, k, v), moved, strict=True):
+            _carry_back(passed, x, layout)
+        return self._result(returned, arguments)
+
+    def _mask_name(self, arguments: Arguments) -> str:
+        """The parameter that takes the mask of these arguments; "" where there is none."""
+        roles = self.signature.roles
+        if arguments.mask is None:
+            return ""
+        if arguments.form == "key-padding":
+            return roles.get("key_padding", "")
+        if arguments.form == "additive" and "mask" not in roles:
+            return roles.get("bias", "")
+        return roles.get("mask", "")
+
+    def _values(self, arguments: Arguments) -> dict[str, Any]:
+        """Everything but q, k and v, by parameter name. Raises Unsupported where something can't be asked for."""
+        roles, signature, conventions = self.signature.roles, self.signature, self.conventions
+        values: dict[str, Any] = dict(self.fixed)
+        for role, neutral in NEUTRAL.items():
+            if signature.required(role) and roles[role] not in values:
+                values[roles[role]] = neutral
+        if signature.required("scale"):
+            values[roles["scale"]] = arguments.q.shape[-1] ** -0.5
+        always = conventions.causal.value == "always"
+        if arguments.causal and not always:
+            if "causal" not in roles:
+                raise Unsupported("no causal parameter")
+            values[roles["causal"]] = True
+        elif always and not arguments.causal:
+            raise Unsupported("always causal")
+        elif (
+            always and arguments.q.shape[2] != arguments.k.shape[2] and conventions.alignment == Conventions().alignment
+        ):
+            raise Unsupported("always causal, and the alignment for Sq != Sk is not declared")
+        elif "causal" in roles and roles["causal"] not in values and signature.required("causal"):
+            values[roles["causal"]] = False
+        if arguments.scale is not None:
+            if "scale" not in roles:
+                raise Unsupported("no scale parameter")
+            values[roles["scale"]] = arguments.scale
+        if arguments.mask is not None:
+            name = self._mask_name(arguments)
+            if not name:
+                form = {"key-padding": "key padding", "additive": "mask or bias", "bool": "mask"}[arguments.form or ""]
+                raise Unsupported(f"no {form} parameter")
+            polarity = conventions.padding_polarity if arguments.form == "key-padding" else conventions.polarity
+            inverted = arguments.mask.dtype == torch.bool and polarity.value == "masked"
+            values[name] = ~arguments.mask if inverted else arguments.mask
+        if "gqa" in roles and arguments.q.shape[1] != arguments.k.shape[1]:
+            values[roles["gqa"]] = True
+        if arguments.returns:
+            if arguments.returns not in roles:
+                raise Unsupported(f"no parameter that returns the {arguments.returns}")
+            values[roles[arguments.returns]] = True
+        return values
+
+    def _result(self, returned: Any, arguments: Arguments) -> Result:
+        tensors = [returned] if isinstance(returned, Tensor) else flat(returned)
+        if not tensors:
+            raise Violation(f"returned {type(returned).__name__}, not a tensor", merge="returns")
+        output, rest = tensors[0], tensors[1:]
+        b, h, q_len, kv_len = arguments.sizes
+        layout_out = self.conventions.layout_out.value
+        if layout_out == "NSD":
+            output = output.reshape(b, h, *output.shape[1:]) if output.dim() == 3 and len(output) == b * h else output
+        elif output.dim() == 4:
+            output = output.permute(BACK[layout_out])
+        weights = next((t for t in rest if t.shape == (b, h, q_len, kv_len)), None)
+        lse = next((t for t in rest if t.shape == (b, h, q_len)), None)
+        if lse is None and arguments.returns == "lse":
+            lse = next((t.mT for t in rest if t.shape == (b, q_len, h)), None)
+        return Result(output, weights if arguments.returns != "lse" else None, lse)
+
+    def _head_by_head(self, arguments: Arguments) -> Result:
+        """A function of [S, D] matrices, called once for each sample and head."""
+        b, h, _, _ = arguments.sizes
+        if h != arguments.k.shape[1]:
+            raise Unsupported("no grouped heads: q, k and v are [S, D]")
+        values = self._values(arguments)
+        name, mask = self._mask_name(arguments), arguments.mask
+        outputs = []
+        for n in range(b):
+            for m in range(h):
+                for role, x in (("q", arguments.q), ("k", arguments.k), ("v", arguments.v)):
+                    values[self.signature.roles[role]] = x[n, m]
+                if isinstance(mask, Tensor) and arguments.form != "key-padding":
+                    full = mask.expand(b, h, *mask.shape[-2:]) if mask.dim() > 2 else mask.expand(b, h, *mask.shape)
+                    values[name] = full[n, m]
+                elif isinstance(mask, Tensor):
+                    values[name] = values[name][n] if values[name].dim() > 1 else values[name]
+                args, kwargs = self.signature.call(values)
+                tensors = flat(self.function(*args, **kwargs))
+                if not tensors:
+                    raise Violation("returned no tensor", merge="returns")
+                outputs.append(tensors[0])
+        if not outputs:
+            raise Unsupported("no sample to call a function of [S, D] on")
+        return Result(torch.stack(outputs).reshape(b, h, *outputs[0].shape))
+
+    def source(self, arguments: Arguments) -> str:
+        """The call as a line of plain torch over impl, q, k, v and mask."""
+        layout, layout_out = self.conventions.layout.value, self.conventions.layout_out.value
+        moved = {"BHSD": "{}", "NSD": "{}.flatten(0, 1)", "SD": "{}[b, h]"}.get(layout)
+        if moved is None:
+            moved = f"{{}}.permute{PERMUTED[layout]}.contiguous()"
+        values = self._values(arguments)
+        for role in ("q", "k", "v"):
+            values[self.signature.roles[role]] = Code(moved.format(role))
+        name = self._mask_name(arguments)
+        if name:
+            text = "mask" if values[name] is arguments.mask else "~mask"
+            by_head = arguments.form != "key-padding"
+            if layout == "NSD" and by_head and arguments.mask is not None and arguments.mask.dim() == 4:
+                text = f"({text}).expand(*q.shape[:2], -1, -1).flatten(0, 1)"
+            elif layout == "SD":
+                text = f"({text}).expand(*q.shape[:2], -1, -1)[b, h]" if by_head else f"({text})[b]"
+            values[name] = Code(text)
+        args, kwargs = self.signature.call(values)
+        call = f"impl({', '.join([repr(a) for a in args] + [f'{key}={value!r}' for key, value in kwargs.items()])})"
+        if layout == "SD":
+            return f"torch.stack([torch.stack([{call} for h in range(q.shape[1])]) for b in range(len(q))])"
+        if layout_out == "NSD":
+            return f"{call}.unflatten(0, q.shape[:2])"
+        return call if layout_out == "BHSD" else f"{call}.permute{BACK[layout_out]}"
+
+
+class Code(str):
+    """A piece of source that prints as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+# what is passed for a parameter that is required but that the problem does not use
+NEUTRAL: dict[str, Any] = {
+    "mask": None,
+    "key_padding": None,
+    "bias": None,
+    "dropout": 0.0,
+    "window": None,
+    "softcap": None,
+    "alibi": None,
+    "sinks": None,
+    "gqa": False,
+    "lse": False,
+    "weights": False,
+    "ignored": False,
+}
+
+
+def flat(returned: Any) -> list[Tensor]:
+    """The tensors of a returned tuple, list, dict or dataclass, in order."""
+    if isinstance(returned, Tensor):
+        return [returned]
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    if isinstance(returned, (tuple, list)):
+        return [t for t in returned if isinstance(t, Tensor)]
+    return []

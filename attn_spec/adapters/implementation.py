@@ -1,0 +1,175 @@
+"""An implementation as the rest of the package sees it: one callable on canonical arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attn_spec.adapters.signature import TargetError
+from attn_spec.conventions import Conventions, Finding
+from attn_spec.law import Refused, Unsupported, Violation
+from attn_spec.problem import Arguments
+from attn_spec.tolerance import Precision, candidates
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What one call gave: output [B, H, Sq, Dv]; weights [B, H, Sq, Sk] and log-sum-exp [B, H, Sq] if returned."""
+
+    output: Tensor
+    weights: Tensor | None = None
+    lse: Tensor | None = None
+
+
+class Adapter(Protocol):
+    """How a user's object is called on canonical arguments. Ten lines of Python are enough for one of your own."""
+
+    def __call__(self, arguments: Arguments) -> Result:
+        """Call the object. Raises `Unsupported` where it has no way to be asked; lets its own exceptions through."""
+
+    def source(self, arguments: Arguments) -> str:
+        """The call as a line of plain torch: an expression over `impl`, q, k, v and mask that gives [B, H, Sq, Dv]."""
+
+
+@dataclass(eq=False)
+class Implementation:
+    """What a user plugged in, with its conventions, capabilities and precision.
+
+    It is only ever reached through `__call__`, so that it can be moved to another process.
+    """
+
+    name: str
+    target: str
+    adapter: Adapter
+    conventions: Conventions = field(default_factory=Conventions)
+    precision: dict[str, Precision] = field(default_factory=dict)
+    precision_evidence: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    contradictions: list[Contradiction] = field(default_factory=list)
+    import_line: str = ""
+
+    disturbed: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, arguments: Arguments) -> Result:
+        """Run on the arguments. Raises `Unsupported`, `Refused` with the exception it raised, or `Violation`.
+
+        Whatever global state the call changes is noted in `disturbed` and put back.
+        """
+        result: Result = self.shielded(self.adapter, arguments)
+        return result
+
+    def shielded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call into the user's code: no warning, no changed state and no exit gets through to the run."""
+        before = GlobalState()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return function(*args, **kwargs)
+        except (Violation, Unsupported, TargetError):
+            raise
+        except SystemExit as error:
+            raise Violation(f"the implementation called sys.exit({error.code!r})", merge="sys.exit") from error
+        except Exception as error:
+            raise Refused(described(error), error) from error
+        finally:
+            self.disturbed |= before.put_back()
+            self.disturbed |= self._disturbed_elsewhere()
+
+    def _disturbed_elsewhere(self) -> dict[str, str]:
+        """What the calls changed in a process of their own (`attn_spec.adapters.apart`)."""
+        elsewhere = getattr(getattr(self.adapter, "function", None), "disturbed", {})
+        found = dict(elsewhere)
+        elsewhere.clear()
+        return found
+
+    def close(self) -> None:
+        """End the process of its own in which the function runs, where it has one."""
+        close = getattr(getattr(self.adapter, "function", None), "close", None)
+        if close is not None:
+            close()
+
+    def output(self, arguments: Arguments) -> Tensor:
+        return self(arguments).output
+
+    def precision_for(self, dtype: str) -> Precision:
+        """The measured or declared precision on inputs of this dtype; the finest where it was not measured."""
+        return self.precision.get(dtype) or candidates(dtype)[0]
+
+
+class GlobalState:
+    """The global state of torch that an attention has no business with."""
+
+    def __init__(self) -> None:
+        self.dtype = torch.get_default_dtype()
+        self.grad = torch.is_grad_enabled()
+        self.threads = torch.get_num_threads()
+        self.rng = torch.get_rng_state()
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
+
+    def put_back(self) -> dict[str, str]:
+        """Restore it; what had changed, by name, as "before -> after"."""
+        changed: dict[str, str] = {}
+        if torch.get_default_dtype() != self.dtype:
+            changed["default dtype"] = f"{self.dtype} -> {torch.get_default_dtype()}"
+            torch.set_default_dtype(self.dtype)
+        if torch.is_grad_enabled() != self.grad:
+            changed["grad mode"] = f"{self.grad} -> {torch.is_grad_enabled()}"
+            torch.set_grad_enabled(self.grad)
+        if torch.get_num_threads() != self.threads:
+            changed["number of threads"] = f"{self.threads} -> {torch.get_num_threads()}"
+            torch.set_num_threads(self.threads)
+        if not torch.equal(torch.get_rng_state(), self.rng):
+            changed["random generator"] = "advanced or reseeded"
+            torch.set_rng_state(self.rng)
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:
+            changed["deterministic mode"] = f"{self.deterministic} -> {not self.deterministic}"
+            torch.use_deterministic_algorithms(self.deterministic)
+        return changed
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A measured convention that contradicts the declared one, or the meaning of a parameter's name."""
+
+    field: str
+    expected: Finding
+    measured: Finding
+
+    @property
+    def line(self) -> str:
+        """The line of attn.yaml to write if it is meant."""
+        return f"{self.field}: {self.measured.value}"
+
+
+def described(error: BaseException) -> str:
+    """An exception as one line; a bare assert is named by its source line."""
+    text = " ".join(str(error).split())
+    if not text and error.__traceback__ is not None:
+        frames = inspect.getinnerframes(error.__traceback__)
+        text = (frames[-1].code_context or [""])[0].strip()
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def is_clear(error: BaseException) -> bool:
+    """Whether an exception reads as a refusal, and not as a crash inside."""
+    crashes = (AttributeError, NameError, KeyError, ZeroDivisionError, RecursionError, MemoryError)
+    if isinstance(error, NotImplementedError):
+        return True
+    if re.search(r"can't allocate memory|out of memory", str(error), re.IGNORECASE):
+        return False
+    return not isinstance(error, crashes) and described(error) != type(error).__name__
+
+
+def import_source(target: Callable[..., Any]) -> str:
+    """A line of Python that imports the callable as `impl`; empty where it has no module and name of its own."""
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if not module or module == "__main__" or "<" in name or "." in name:
+        return ""
+    return f"from {module} import {name} as impl"

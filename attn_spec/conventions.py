@@ -1,0 +1,132 @@
+"""The choices on which correct attention libraries differ, and what each parameter name stands for.
+
+An implementation is judged by what it declares, by what its parameter names mean in torch or flash-attn, and, where
+neither speaks, by what was measured (layout, value of empty rows, LSE base). Polarity, alignment and grouping are never
+taken over from measurement: they are what people get wrong.
+
+| field      | torch SDPA | flash-attn 2 | nn.MultiheadAttention | Hugging Face | keras, jax.nn |
+|------------|------------|--------------|-----------------------|--------------|---------------|
+| layout     | BHSD       | BSHD         | SBE or BSE            | BHSD, out BSHD | BSHD        |
+| polarity   | attend     | no mask      | masked                | attend       | attend        |
+| alignment  | top-left   | bottom-right | in the mask           | in the mask  | top-left      |
+| empty_rows | zero       | zero         | nan or zero           | mean or zero | mean          |
+| grouping   | contiguous | contiguous   | no groups             | contiguous   | contiguous    |
+| lse_base   | none       | e            | none                  | none         | e             |
+
+Sources: torch/nn/functional.py and torch/nn/modules/activation.py (2.13), flash_attn/flash_attn_interface.py and
+softmax.h (2.8), transformers/masking_utils.py and integrations/sdpa_attention.py (5.x), jax/_src/nn/functions.py,
+keras/src/ops/nn.py; the grouping and the torch rows were also run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Layout = Literal["BHSD", "BSHD", "SBHD", "NSD", "SD"]
+How = Literal["measured", "declared", "assumed"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "layout": ("BHSD", "BSHD", "SBHD", "NSD", "SD"),
+    "layout_out": ("BHSD", "BSHD", "SBHD", "NSD", "SD"),
+    "polarity": ("attend", "masked"),
+    "padding_polarity": ("attend", "masked"),
+    "alignment": ("top-left", "bottom-right"),
+    "causal": ("flag", "always", "never"),
+    "empty_rows": ("zero", "mean", "nan"),
+    "grouping": ("contiguous", "tiled"),
+    "lse_base": ("e", "2", "10", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The conventions on which the right answer depends."""
+
+    alignment: Literal["top-left", "bottom-right"] = "top-left"
+    empty_rows: Literal["zero", "mean", "nan"] = "zero"
+    grouping: Literal["contiguous", "tiled"] = "contiguous"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the table: what holds, how it is known, and the evidence."""
+
+    value: str
+    how: How
+    evidence: str
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Every field with how it is known. `contradictions` lists what was measured against what is expected."""
+
+    layout: Finding = Finding("BHSD", "assumed", "torch's order")
+    layout_out: Finding = Finding("BHSD", "assumed", "as the input")
+    causal: Finding = Finding("never", "assumed", "no causal parameter")
+    alignment: Finding = Finding("top-left", "assumed", "torch's is_causal")
+    polarity: Finding = Finding("attend", "assumed", "torch's attn_mask")
+    padding_polarity: Finding = Finding("masked", "assumed", "nn.MultiheadAttention's key_padding_mask")
+    empty_rows: Finding = Finding("zero", "assumed", "torch's value")
+    grouping: Finding = Finding("contiguous", "assumed", "as torch, flash-attn, jax and ONNX do")
+    lse_base: Finding = Finding("none", "assumed", "no LSE is returned")
+
+    @property
+    def meaning(self) -> Meaning:
+        return Meaning(self.alignment.value, self.empty_rows.value, self.grouping.value)  # type: ignore[arg-type]
+
+    def rows(self) -> list[tuple[str, Finding]]:
+        return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: dataclasses.asdict(finding) for name, finding in self.rows()}
+
+    def replace(self, **changes: Finding) -> Conventions:
+        return dataclasses.replace(self, **changes)
+
+
+# what parameter names stand for --------------------------------------------------------------------------------------
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "q": ("q", "query", "queries", "xq"),
+    "k": ("k", "key", "keys", "xk"),
+    "v": ("v", "value", "values", "xv"),
+    "mask": ("attn_mask", "mask", "attention_mask"),
+    "key_padding": ("key_padding_mask", "padding_mask"),
+    "bias": ("bias", "attn_bias"),
+    "causal": ("is_causal", "causal"),
+    "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
+    "dropout": ("dropout_p", "dropout", "p"),
+    "window": ("window_size", "window", "sliding_window"),
+    "softcap": ("softcap", "logits_soft_cap"),
+    "alibi": ("alibi_slopes",),
+    "sinks": ("sinks", "s_aux", "learnable_sink"),
+    "gqa": ("enable_gqa",),
+    "lse": ("return_lse", "return_softmax_lse"),
+    "weights": ("need_weights", "return_weights", "return_attn_weights", "return_attn_probs", "output_attentions"),
+    "ignored": ("deterministic", "training"),
+}
+ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
+
+# the meaning of a name in the library that made it known: (field, value, where from)
+NAMED: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "is_causal": (("alignment", "top-left", "`is_causal` is torch's name, and torch aligns to the top left"),),
+    "causal": (
+        ("alignment", "bottom-right", "`causal` is flash-attn's name, and flash-attn aligns to the bottom right"),
+    ),
+    "attn_mask": (
+        ("polarity", "attend", "`attn_mask` of torch's SDPA: True = may be seen"),
+        ("empty_rows", "zero", "torch's SDPA gives zeros for a row with no visible key"),
+    ),
+    "mask": (("polarity", "attend", "True = may be seen, as in torch's SDPA"),),
+    "attention_mask": (("polarity", "attend", "True = may be seen, as in Hugging Face"),),
+    "key_padding_mask": (
+        ("padding_polarity", "masked", "`key_padding_mask` is nn.MultiheadAttention's name: True = hidden"),
+    ),
+    "padding_mask": (("padding_polarity", "masked", "as `key_padding_mask`: True = hidden"),),
+    "softmax_scale": (("empty_rows", "zero", "flash-attn gives zeros for a row with no visible key"),),
+}

@@ -1,0 +1,26 @@
+"""The catalogue of faults: known ways to get attention wrong, one theme a file.
+
+Themes stand in the order of the laws, and within a theme the more common fault stands first: where two faults cannot
+be told apart on the problems at hand, the diagnosis names them in this order.
+"""
+
+from attn_spec.faults import shapes, weights, scaling, causality, masking, hiding, broadcasting, heads, blockwise  # noqa: I001 (the order)
+from attn_spec.faults.fault import FAULTS, Fault
+from attn_spec.faults.scope import named
+
+CATALOGUE: dict[str, Fault] = dict(FAULTS)
+
+__all__ = [
+    "CATALOGUE",
+    "Fault",
+    "blockwise",
+    "broadcasting",
+    "causality",
+    "heads",
+    "hiding",
+    "masking",
+    "named",
+    "scaling",
+    "shapes",
+    "weights",
+]

@@ -1,0 +1,130 @@
+"""What the laws have in common: call the implementation, compare with the oracle, and say where it is furthest off."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from attn_spec import oracle, tolerance
+from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.measure import one_hot
+from attn_spec.conventions import Meaning
+from attn_spec.law import Violation
+from attn_spec.oracle import Answer
+from attn_spec.problem import Arguments, Problem
+from attn_spec.tolerance import Precision, Worst
+
+AXES = ("sample", "head", "query", "channel")
+
+
+def arguments_for(implementation: Implementation, problem: Problem) -> Arguments:
+    return problem.arguments(implementation.conventions.meaning.alignment)
+
+
+def output(implementation: Implementation, arguments: Arguments) -> Tensor:
+    """The output of one call, detached; a Violation where its shape or dtype is not that of an attention."""
+    out = implementation(arguments).output.detach()
+    b, h, q_len, _ = arguments.sizes
+    expected = (b, h, q_len, arguments.v.shape[-1])
+    if tuple(out.shape) != expected:
+        raise Violation(
+            f"the output has shape {list(out.shape)}, expected [B, H, Sq, d_v] = {list(expected)}",
+            evidence={"expected": list(expected), "received": list(out.shape)},
+            hint=_shape_hint(tuple(out.shape), expected),
+            merge="output-shape",
+        )
+    return out
+
+
+def _shape_hint(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if len(got) == 4 and got != expected and sorted(got) == sorted(expected):
+        return "the axes are in another order than those of q: transpose back before returning"
+    return ""
+
+
+def answer(implementation: Implementation, arguments: Arguments, *, weights: bool = False) -> Answer:
+    """The oracle's answer to the arguments, with the bound for this implementation's precision."""
+    precision = implementation.precision_for(arguments.dtype)
+    return oracle.answer(arguments, implementation.conventions.meaning, precision, weights=weights)
+
+
+@lru_cache(maxsize=512)
+def _known_answer(problem: Problem, meaning: Meaning, precision: Precision) -> Answer:
+    return oracle.answer(problem.arguments(meaning.alignment), meaning, precision)
+
+
+def answer_to(implementation: Implementation, problem: Problem) -> Answer:
+    """As `answer`, for a problem as it stands: worked out once."""
+    precision = implementation.precision_for(problem.dtype)
+    return _known_answer(problem, implementation.conventions.meaning, precision)
+
+
+def agrees(implementation: Implementation, problem: Problem) -> None:
+    """The output is that of the oracle, within the bound of every element."""
+    out = output(implementation, arguments_for(implementation, problem))
+    require_within(answer_to(implementation, problem).compare(out), "output")
+
+
+def require_within(
+    worst: Worst, what: str, *, because: str = "", hint: str = "", setup: str = "", merge: str = ""
+) -> None:
+    """Raise a Violation where the worst element lies beyond its bound."""
+    if worst.holds:
+        return
+    raise Violation(
+        f"{because + ': ' if because else ''}{difference(worst, what)}",
+        evidence=evidence(worst),
+        hint=hint,
+        setup=setup,
+        merge=merge,
+    )
+
+
+def difference(worst: Worst, what: str) -> str:
+    """One sentence: the element, what was expected, what was received, and how far beyond the bound that is."""
+    error = abs(worst.got - worst.expected)
+    beyond = (
+        "not a number" if error != error else f"error {error:.3g}, {worst.ratio:.3g} times the bound {worst.bound:.2g}"
+    )
+    return f"{what}{place(worst.index)} is {worst.got:.6g}, expected {worst.expected:.6g} ({beyond})"
+
+
+def place(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]"
+
+
+def evidence(worst: Worst) -> dict[str, object]:
+    return {
+        "index": list(worst.index),
+        "received": worst.got,
+        "expected": worst.expected,
+        "bound": worst.bound,
+        "ratio": worst.ratio,
+        "bound_from": "running error analysis for the implementation's precision (attn_spec/tolerance.py)",
+    }
+
+
+def same(got: Tensor, expected: Tensor, bound: Tensor) -> Worst:
+    """Where two outputs that should be equal are furthest apart, each being within `bound` of the same number."""
+    return tolerance.worst(got, expected.double(), 2 * bound)
+
+
+def recovered(implementation: Implementation, arguments: Arguments) -> tuple[Tensor, Answer]:
+    """The weights [B, H, Sq, Sk] that a black box uses, read off with a one-hot V; and the oracle's answer to that.
+
+    V is handed over in blocks of its own width, so that an implementation which needs d_v = d_k is not asked for more.
+    """
+    kv_len, width = arguments.k.shape[2], arguments.v.shape[3]
+    identity = one_hot(arguments)
+    columns = []
+    for start in range(0, kv_len, width):
+        block = identity.v[..., start : start + width]
+        if block.shape[-1] < width:
+            block = torch.nn.functional.pad(block, (0, width - block.shape[-1]))
+        part = output(implementation, identity.replace(v=block.contiguous()))
+        columns.append(part[..., : min(width, kv_len - start)])
+    exact = identity.replace(v=identity.v[..., :kv_len].contiguous())
+    weights = torch.cat(columns, dim=-1) if columns else exact.v.new_zeros((*arguments.sizes[:3], 0))
+    return weights, answer(implementation, exact)

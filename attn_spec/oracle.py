@@ -1,0 +1,90 @@
+"""The oracle: the float64 answer on the very inputs an implementation got, with the bound of every element.
+
+It runs the reference pipeline a few query rows at a time, so that its memory grows with S and not with S^2
+(benchmarks/oracle_memory.py measures it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attn_spec import blocks, tolerance
+from attn_spec.conventions import Meaning
+from attn_spec.problem import Arguments
+from attn_spec.tolerance import Bounds, Precision, Worst
+
+CHUNK = 1 << 17  # logits held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Output [B, H, Sq, Dv] and log-sum-exp [B, H, Sq] in float64, weights [B, H, Sq, Sk] if asked, and the bounds."""
+
+    output: Tensor
+    lse: Tensor
+    weights: Tensor | None
+    bounds: Bounds
+
+    def compare(self, output: Tensor) -> Worst:
+        """Where an output is furthest beyond the bound."""
+        return tolerance.worst(output, self.output, self.bounds.output)
+
+
+@torch.no_grad()
+def answer(
+    arguments: Arguments,
+    meaning: Meaning,
+    precision: Precision,
+    *,
+    weights: bool = False,
+    pipeline: blocks.Pipeline = blocks.RIGHT,
+    chunk: int = CHUNK,
+) -> Answer:
+    """The right answer to the arguments, and how far an implementation of this precision may be from it.
+
+    Raises ValueError where a changed pipeline is to be run in blocks of rows: a fault may look at all rows at once.
+    """
+    exact = arguments.double()
+    b, h, q_len, kv_len = exact.sizes
+    step = max(1, chunk // max(1, b * h * kv_len))
+    whole = step >= q_len
+    if not whole and pipeline is not blocks.RIGHT:
+        raise ValueError(f"pipeline: a changed pipeline is run on all rows at once; raise chunk above {chunk}")
+    if whole:
+        return _block(exact, meaning, precision, pipeline, None, weights)
+    k, v = (blocks.share_heads(x, h, meaning.grouping) for x in (exact.k, exact.v))
+    exact = exact.replace(k=k, v=v)  # once, and not for every block of rows
+    # results are written in place: small ones kept between large ones freed would tear the heap into pieces
+    width, rows_of = exact.v.shape[3], (b, h, q_len)
+    new = exact.q.new_empty
+    p_shape = (*rows_of, kv_len if weights else 0)
+    bounds = Bounds(new(*rows_of, width), new(p_shape), new(rows_of))
+    joined = Answer(new(*rows_of, width), new(rows_of), new(p_shape) if weights else None, bounds)
+    for start in range(0, q_len, step):
+        rows = slice(start, min(start + step, q_len))
+        part = _block(exact, meaning, precision, pipeline, rows, weights)
+        joined.output[:, :, rows], joined.lse[:, :, rows] = part.output, part.lse
+        bounds.output[:, :, rows], bounds.lse[:, :, rows] = part.bounds.output, part.bounds.lse
+        if joined.weights is not None and part.weights is not None:
+            joined.weights[:, :, rows], bounds.weights[:, :, rows] = part.weights, part.bounds.weights
+    return joined
+
+
+def _block(
+    exact: Arguments,
+    meaning: Meaning,
+    precision: Precision,
+    pipeline: blocks.Pipeline,
+    rows: slice | None,
+    weights: bool,
+) -> Answer:
+    """The answer for some query rows, or for all of them."""
+    t = blocks.run(exact, meaning, pipeline, rows)
+    lse = torch.logsumexp(t.logits, -1) if t.logits.shape[-1] else t.logits.new_full(t.logits.shape[:-1], -torch.inf)
+    bounds = tolerance.bounds(t.q, t.k, t.v, t.scale, t.bias, t.logits, t.weights, t.output, precision)
+    if not weights:
+        bounds = Bounds(bounds.output, bounds.output.new_empty(0), bounds.lse)
+    return Answer(t.output, lse, t.weights if weights else None, bounds)

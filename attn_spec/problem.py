@@ -1,0 +1,290 @@
+"""A problem: one attention computation as data, which makes its own tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_spec import masks, values
+from attn_spec.masks import Alignment, Causal, Delivery, Form, Part
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """What one call gets, in one canonical form whatever the implementation's own layout and names.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]; mask: None, bool (True = may be seen) or additive, of a
+    shape that broadcasts to [B, H, Sq, Sk], or a key padding [B, Sk] (True = a real key); scale None: the default.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    form: Form | None = None
+    causal: bool = False
+    scale: float | None = None
+    returns: str = ""  # "weights" or "lse": asked for beside the output
+
+    def replace(self, **changes: Any) -> Arguments:
+        return dataclasses.replace(self, **changes)
+
+    def double(self) -> Arguments:
+        """The same numbers in float64, a bool mask as it is."""
+        mask = self.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.double()
+        return self.replace(q=self.q.double(), k=self.k.double(), v=self.v.double(), mask=mask)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, Sq, Sk."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.q.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention computation as data: sizes, dtype, mask and how it is delivered, scale, values, seed.
+
+    Sizes are counts of samples, query heads, key/value heads, queries, keys and channels. Raises ValueError, naming
+    the field, where they do not fit. Equal problems make equal tensors, on every machine.
+    """
+
+    batch: int = 2
+    heads: int = 2
+    kv_heads: int = 2
+    q_len: int = 7
+    kv_len: int = 7
+    head_dim: int = 8
+    v_dim: int = 8
+    dtype: str = "float32"
+    mask: tuple[Part, ...] = ()
+    delivery: Delivery = field(default_factory=Delivery)
+    scale: float | None = None
+    values: str = "sharp"
+    layout: str = "contiguous"
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "q_len", "kv_len"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is negative; give 0 or more")
+        for name in ("heads", "kv_heads", "head_dim", "v_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is too small; give 1 or more")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.kv_heads} does not divide heads = {self.heads}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.values not in values.VALUES:
+            raise ValueError(f"values: {self.values!r} is not one of {', '.join(values.VALUES)}")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        masks.check(self.mask, self.delivery, self.batch)
+
+    # what it is
+
+    @property
+    def causal(self) -> Causal | None:
+        return next((part for part in self.mask if isinstance(part, Causal)), None)
+
+    @property
+    def causal_by_flag(self) -> bool:
+        return self.causal is not None and self.delivery.flag
+
+    @property
+    def masked(self) -> bool:
+        """Whether a mask tensor is handed over."""
+        return any(not (isinstance(p, Causal) and self.delivery.flag) for p in self.mask)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, Sq, Sk."""
+        return self.batch, self.heads, self.q_len, self.kv_len
+
+    @property
+    def cost(self) -> int:
+        """Multiplications of the forward pass, to order problems by size."""
+        return self.batch * self.heads * self.q_len * self.kv_len * (self.head_dim + self.v_dim)
+
+    def in_dtypes(self, dtypes: Collection[str]) -> Problem | None:
+        """The problem where its dtype is one of these."""
+        return self if self.dtype in dtypes else None
+
+    def replace(self, **changes: Any) -> Problem:
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        words = [f"B{self.batch}"]
+        words.append(f"H{self.heads}" if self.heads == self.kv_heads else f"H{self.heads}:{self.kv_heads}")
+        words.append(f"S{self.q_len}" if self.q_len == self.kv_len else f"Sq{self.q_len}-Sk{self.kv_len}")
+        words.append(f"D{self.head_dim}" if self.head_dim == self.v_dim else f"D{self.head_dim}-Dv{self.v_dim}")
+        words += [str(part) for part in self.mask]
+        if self.masked:
+            words.append(str(self.delivery))
+        if self.causal is not None and not self.delivery.flag:
+            words.append("in-mask")
+        if self.scale is not None:
+            words.append(f"scale{self.scale:g}")
+        for name, usual in (("values", "sharp"), ("layout", "contiguous"), ("device", "cpu")):
+            if getattr(self, name) != usual:
+                words.append(str(getattr(self, name)))
+        words.append({"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}[self.dtype])
+        if self.seed:
+            words.append(f"seed{self.seed}")
+        return "-".join(words)
+
+    # YAML both ways
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for YAML and JSON: the fields that differ from the defaults, sizes always."""
+        data: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name == "mask":
+                if value:
+                    data["mask"] = [{"kind": part.kind, **_fields(part)} for part in value]
+            elif f.name == "delivery":
+                if value != Delivery():
+                    data["delivery"] = _fields(value)
+            elif value != f.default or f.name in SIZES:
+                data[f.name] = value
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Problem:
+        """The problem that `to_dict` gave; ValueError names a key that is unknown or a value that does not fit."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for key in data:
+            if key not in known:
+                raise ValueError(f"{key}: not a field of a problem; the fields are {', '.join(sorted(known))}")
+        fields_ = dict(data)
+        if "mask" in fields_:
+            fields_["mask"] = tuple(_part(part) for part in fields_["mask"])
+        if "delivery" in fields_:
+            fields_["delivery"] = Delivery(**fields_["delivery"])
+        try:
+            return cls(**fields_)
+        except TypeError as error:
+            raise ValueError(f"problem: {error}") from None
+
+    def to_yaml(self) -> str:
+        import yaml
+
+        return str(yaml.safe_dump(self.to_dict(), sort_keys=False))
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Problem:
+        import yaml
+
+        data = yaml.safe_load(text)
+        if not isinstance(data, dict):
+            raise ValueError(f"problem: expected a YAML mapping of fields, got {type(data).__name__}")
+        return cls.from_dict(data)
+
+    # its tensors
+
+    def arguments(self, alignment: Alignment = "top-left") -> Arguments:
+        """Fresh tensors: drawn on the CPU in float64 from the seed, then cast and moved.
+
+        `alignment` is the one that a causal part without its own takes when it is rendered into the mask tensor.
+        """
+        q, k, v = _drawn(self.values, (*self._drawn_sizes,), self.seed)
+        dtype = self.torch_dtype
+        lay = LAYOUTS[self.layout]
+        q, k, v = (lay(x.to(dtype)) for x in (q, k, v))
+        mask_dtype = DTYPES[self.delivery.dtype] if self.delivery.dtype else dtype
+        mask = masks.delivered(self.mask, self.delivery, self.sizes, self.seed, alignment, mask_dtype, dtype)
+        if self.device != "cpu":
+            q, k, v = (x.to(self.device) for x in (q, k, v))
+            mask = None if mask is None else mask.to(self.device)
+        form = None if mask is None else self.delivery.form
+        return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
+
+    @property
+    def _drawn_sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        return self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, self.v_dim
+
+    def fingerprint(self) -> str:
+        """A hash of the inputs' bytes, so that a replay can tell whether it got the same numbers."""
+        digest = hashlib.sha256()
+        arguments = self.arguments()
+        for tensor in (arguments.q, arguments.k, arguments.v, arguments.mask):
+            if tensor is not None:
+                raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+                digest.update(bytes(raw.tolist()))
+        return digest.hexdigest()[:16]
+
+
+SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_dim")
+
+
+@lru_cache(maxsize=64)
+def _drawn(kind: str, sizes: tuple[int, int, int, int, int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    return values.draw(kind, sizes, seed)
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """Stored as [B, S, H, D], seen as [B, H, S, D]: what comes out of a projection."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _sliced(x: Tensor) -> Tensor:
+    """A slice of a larger tensor, with junk on either side in every row."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 6), 1e4, dtype=x.dtype)
+    wide[..., 3:-3] = x
+    return wide[..., 3:-3]
+
+
+LAYOUTS = {"contiguous": _contiguous, "transposed": _transposed, "sliced": _sliced}
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    out = {}
+    for f in dataclasses.fields(record):
+        value = getattr(record, f.name)
+        if value != f.default:
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _part(data: dict[str, Any]) -> Part:
+    data = dict(data)
+    kind = data.pop("kind", None)
+    if kind not in masks.PARTS:
+        raise ValueError(f"mask: kind {kind!r} is not one of {', '.join(masks.PARTS)}")
+    for name in ("lengths", "empty_rows"):
+        if name in data:
+            data[name] = tuple(data[name])
+    try:
+        part: Part = masks.PARTS[kind](**data)
+    except TypeError as error:
+        raise ValueError(f"mask: {kind}: {error}") from None
+    return part

@@ -1,0 +1,105 @@
+"""flash-attn's `flash_attn_func` under the name `flash-attn`: imported when it is first called for, not before.
+
+On a GPU it is the package as installed (extra `flash`). On a CPU its AMD Triton backend runs under Triton's
+interpreter, where the environment says so *before* anything imports triton:
+
+    FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE TRITON_INTERPRET=1 pytest --attn-impl=flash-attn
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_spec.adapters.signature import TargetError
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """q [B, Sq, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, D] -> [B, Sq, H, D]; causal is aligned to the bottom right.
+
+    Raises TargetError, saying what is missing, where flash-attn can't be used.
+    """
+    out: Tensor = _installed()(
+        q,
+        k,
+        v,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+    )
+    return out
+
+
+@lru_cache(maxsize=1)
+def _installed() -> Callable[..., Any]:
+    if not torch.cuda.is_available():
+        _interpret()
+    try:
+        module = importlib.import_module("flash_attn")
+    except ImportError as error:
+        raise TargetError(
+            f"flash-attn: can't be imported ({error}); install it with `pip install attn-spec[flash]` on a machine with "
+            f"CUDA, or without its extension as docs/flash-attn.md says"
+        ) from None
+    function: Callable[..., Any] = module.flash_attn_func
+    return function
+
+
+def _interpret() -> None:
+    """Let flash-attn's Triton backend run on a CPU, under the interpreter. Raises TargetError where it can't."""
+    wanted = {"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE", "TRITON_INTERPRET": "1"}
+    unset = [f"{name}={value}" for name, value in wanted.items() if os.environ.get(name, "").upper() != value]
+    if unset:
+        raise TargetError(
+            f"flash-attn: there is no CUDA device; on a CPU it runs under Triton's interpreter when the environment has "
+            f"{' '.join(unset)} before pytest starts"
+        )
+    try:
+        from triton.backends.driver import DriverBase
+        from triton.runtime import driver
+    except ImportError as error:
+        raise TargetError(f"flash-attn: the interpreter needs triton ({error}); install attn-spec[triton]") from None
+
+    class Interpreted(DriverBase):  # type: ignore[misc]
+        """A driver that is asked for its target, and never launches anything."""
+
+        @classmethod
+        def is_active(cls) -> bool:
+            return True
+
+        def get_current_target(self) -> Any:
+            from triton.backends.compiler import GPUTarget
+
+            return GPUTarget("hip", "gfx942", 64)
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cpu")
+
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            return ty
+
+        def get_benchmarker(self) -> Any:
+            return lambda call, **_: call()
+
+    driver.set_active(Interpreted())

@@ -1,0 +1,1 @@
+"""Attention written to be read."""

@@ -1,0 +1,198 @@
+"""What a run found about one implementation, in the form that every report is written from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from attn_spec import engine
+from attn_spec.adapters.implementation import Implementation, described
+from attn_spec.engine import CheckResult, KnownFailure
+from attn_spec.problem import Problem
+from attn_spec.report.reproducer import reproducer
+
+if TYPE_CHECKING:
+    from attn_spec.faults.diagnosis import Diagnosis
+
+SLOW_S = 1.0  # a check that takes longer is not repeated for the sake of its reproducer
+
+# violations that are not about the numbers of an output, which is all that a diagnosis explains
+APART = {
+    "aliasing",
+    "future-gradient",
+    "global-state",
+    "hangs",
+    "inputs-modified",
+    "mask-modified",
+    "output-dtype",
+    "process-died",
+    "raises",
+    "required",
+    "returns",
+    "stateful",
+    "sys.exit",
+}
+
+
+@dataclass
+class Merged:
+    """Violations that are one fact seen several times: the same `merge` key, else the same law.
+
+    first: the one on the smallest problem.  failed: how many failed.  tried: how many checks of these laws ran.
+    """
+
+    first: CheckResult
+    results: list[CheckResult]
+    tried: int
+    nodeid: str = ""
+
+    @property
+    def failed(self) -> int:
+        return len(self.results)
+
+    @property
+    def codes(self) -> list[str]:
+        return sorted({result.code for result in self.results})
+
+
+@dataclass
+class Judgement:
+    """Everything that is said about one implementation.
+
+    results: one for each check.  nodeids: theirs, in the same order ("" where there is none).  diagnosis: the faults
+    that give what it gave.  stale: entries of its own ledger that no check met.  outdated: the same of our ledger.
+    command: what to type before a node id to run that check again.  undiagnosed: why there is no diagnosis.
+    """
+
+    implementation: Implementation
+    results: list[CheckResult]
+    nodeids: list[str] = field(default_factory=list)
+    diagnosis: Sequence[Diagnosis] = ()
+    stale: list[KnownFailure] = field(default_factory=list)
+    outdated: list[KnownFailure] = field(default_factory=list)
+    command: str = ""
+    undiagnosed: str = "no fault of the catalogue gives what it gave on all problems alike"
+    _scripts: dict[int, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.nodeids = self.nodeids or [""] * len(self.results)
+
+    @property
+    def name(self) -> str:
+        return self.implementation.name
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return engine.counts(self.results)
+
+    @property
+    def verdict(self) -> str:
+        verdict = engine.verdict(self.results)
+        return "failed" if self.stale and verdict == "passed" else verdict
+
+    @property
+    def nothing_ran(self) -> bool:
+        return not any(result.outcome in engine.RAN for result in self.results)
+
+    def with_outcome(self, *outcomes: str) -> list[CheckResult]:
+        return [result for result in self.results if result.outcome in outcomes]
+
+    def reproducer(self, result: CheckResult) -> str:
+        """A script that shows a violation; tried out where people see it, unless the implementation is slow."""
+        if id(result) not in self._scripts:
+            shown = result.duration_s < SLOW_S and any(merged.first is result for merged in self.merged())
+            self._scripts[id(result)] = reproducer(self.implementation, result.problem, result, check=shown)
+        return self._scripts[id(result)]
+
+    def merged(self) -> list[Merged]:
+        """The violations, each fact once; in the order of their codes."""
+        groups: dict[str, list[int]] = {}
+        for place, result in enumerate(self.results):
+            if result.outcome == "failed":
+                groups.setdefault(result.merge or result.code, []).append(place)
+        ran = Counter(result.code for result in self.results if result.outcome in engine.RAN)
+        out = []
+        for places in groups.values():
+            smallest = min(places, key=lambda n: _size(self.results[n].problem))
+            results = [self.results[n] for n in places]
+            tried = sum(ran[code] for code in {result.code for result in results})
+            out.append(Merged(self.results[smallest], results, tried, self.nodeids[smallest]))
+        return sorted(out, key=lambda merged: int(merged.first.code[3:]))
+
+    def diagnose(self) -> None:
+        """Look for the faults that give what the implementation gave. A failure of ours to do so is said."""
+        try:
+            from attn_spec.faults.diagnosis import diagnose
+
+            advised = any(is_advisory(result) for result in self.results)
+            otherwise = self.problems_to_diagnose(advisories=True) if advised else []
+            self.diagnosis = diagnose(self.implementation, self.problems_to_diagnose(), otherwise=otherwise)
+        except Exception as error:  # the verdict stands without it
+            self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
+
+    @property
+    def explained(self) -> list[str]:
+        """The codes of the violations that the diagnosis explains."""
+        if not self.diagnosis:
+            return []
+        about_numbers = [r for r in self.with_outcome("failed") if r.merge not in APART and "stale:" not in r.merge]
+        return sorted({r.code for r in about_numbers}, key=lambda code: int(code[3:]))
+
+    def problems_to_diagnose(self, limit: int = 72, *, advisories: bool = False) -> list[Problem]:
+        """Problems that a check failed on, then problems on which all held; the smallest of each kind first.
+
+        advisories: with those on which only an advisory failed.
+        """
+        fatal = {r.problem for r in self.results if r.merge in ("hangs", "process-died")}  # not to be run again
+        failing = {r.problem for r in self.results if r.outcome == "failed" or (advisories and is_advisory(r))} - fatal
+        passing = {r.problem for r in self.results if r.outcome == "passed"} - failing - fatal
+        room = max(limit - len(failing), limit // 3)
+        return [*_varied(failing)[: limit - room], *_varied(passing)[:room]]
+
+
+def _varied(problems: set[Problem]) -> list[Problem]:
+    """The smallest of each kind, then the second smallest of each, and so on."""
+    met: Counter[object] = Counter()
+    places: dict[Problem, int] = {}
+    for p in sorted(problems, key=_size):
+        grouped, length = p.heads != p.kv_heads, (p.q_len > 1) * (1 + (p.kv_len > p.q_len) - (p.kv_len < p.q_len))
+        size = next(n for n, most in enumerate((16, 32, 64, 128, p.kv_len)) if p.kv_len <= most)
+        kind = (*(part.kind for part in p.mask), p.delivery, p.values, p.scale is None, grouped, length, size)
+        places[p], met[kind] = met[kind], met[kind] + 1
+    return sorted(problems, key=lambda p: (places[p], _size(p)))
+
+
+def _size(problem: Problem) -> tuple[bool, int, str]:
+    """Small problems first, empty ones after all others: they show least."""
+    return not problem.cost, problem.cost, str(problem)
+
+
+def is_advisory(result: CheckResult) -> bool:
+    """Whether a check failed that is only red under `strict: true`."""
+    return result.outcome == "known-failure" and result.message.startswith("advisory")
+
+
+def count_line(results: list[CheckResult]) -> str:
+    """ "212 of 230 checks ran: 12 not supported (no mask parameter), 6 known failures"."""
+    ran = sum(result.outcome in ("passed", "failed", "error") for result in results)
+    rest = []
+    for words, chosen in (
+        ("refused", [r for r in results if r.outcome == "refused"]),
+        ("not supported", [r for r in results if r.outcome == "unsupported"]),
+        ("known failures", [r for r in results if r.outcome == "known-failure" and not is_advisory(r)]),
+        ("advisories", [r for r in results if is_advisory(r)]),
+        ("not run", [r for r in results if r.outcome == "not-run"]),
+    ):
+        if chosen:
+            noun = {"known failures": "known failure", "advisories": "advisory"}.get(words, words)
+            reasons = _reasons(chosen) if words == "not supported" else ""
+            rest.append(f"{len(chosen)} {noun if len(chosen) == 1 else words}{reasons}")
+    return f"{ran} of {len(results)} checks ran{': ' if rest else ''}{', '.join(rest)}"
+
+
+def _reasons(results: list[CheckResult]) -> str:
+    common = Counter(result.message for result in results if result.message).most_common()
+    shown = [message for message, _ in common[:3]] + (["..."] if len(common) > 3 else [])
+    return f" ({', '.join(shown)})" if shown else ""

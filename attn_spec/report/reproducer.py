@@ -1,0 +1,357 @@
+"""A violation as a script of plain torch that needs nothing of ours: paste it into a file, run it, see it fail.
+
+The script carries the source of what draws the tensors (`attn_spec/values.py`, plain torch for this reason), calls the
+implementation as its adapter does, and compares with the formula in float64 at the element that is furthest off. It is
+run here before it is given out, with the callable that was judged in place of its import.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from attn_spec import masks, oracle, values
+from attn_spec.adapters.implementation import GlobalState, Implementation, described
+from attn_spec.engine import CheckResult
+from attn_spec.law import Refused, Violation
+from attn_spec.problem import Arguments, Problem
+
+SNIPPETS = {
+    "one_hot": '''
+def one_hot(v):
+    """V = the identity, so that the output is the weights."""
+    n = v.shape[2]
+    return torch.eye(n, max(n, v.shape[3]), dtype=v.dtype).expand(*v.shape[:2], -1, -1).contiguous()
+''',
+    "sliced": '''
+def sliced(x):
+    """A slice of a larger tensor, with junk on either side in every row."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 6), 1e4, dtype=x.dtype)
+    wide[..., 3:-3] = x
+    return wide[..., 3:-3]
+''',
+    "state": """
+def state():
+    modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+    return *modes, torch.get_num_threads(), torch.get_rng_state().tolist()
+""",
+}
+LAYOUTS = {
+    "contiguous": "{}",
+    "transposed": "{}.transpose(1, 2).contiguous().transpose(1, 2)",
+    "sliced": "sliced({})",
+}
+Lines = list[str]
+_in_tuples: WeakKeyDictionary[Implementation, bool] = WeakKeyDictionary()  # whether the output comes in a tuple
+
+
+def reproducer(
+    implementation: Implementation, problem: Problem, violation: CheckResult | Violation, *, check: bool = True
+) -> str:
+    """The shortest script that shows a violation; where no single comparison does, one that makes the call.
+
+    check: run what is given out, so that it is sure to fail; without it the script is only the likeliest one.
+    """
+    if violation.reproducer:
+        return violation.reproducer
+    try:
+        script = Script(implementation, problem, violation, check=check)
+        for body in script.bodies():
+            if not check or fails([*script.code(body), *body], implementation):
+                return script.text(body)
+        return script.text(script.call_only())
+    except Exception as error:  # an error of ours here must not take the report with it
+        return f"# attn-spec failed at writing a reproducer: {described(error)}\n"
+
+
+def fails(code: Lines, implementation: Implementation) -> bool:
+    """Whether the code fails when it is run on the callable that was judged."""
+    function = getattr(implementation.adapter, "function", None)
+    if function is None:
+        return True  # an adapter of the user's own can't be run apart: its script has the benefit of the doubt
+    before = GlobalState()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec("\n".join(code), {"torch": torch, "Tensor": torch.Tensor, "impl": function})
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an assertion of the script, or whatever the implementation raises
+        return True
+    finally:
+        before.put_back()
+    return False
+
+
+class Script:
+    """The pieces of the script for one violation."""
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        problem: Problem,
+        violation: CheckResult | Violation,
+        *,
+        check: bool = True,
+    ) -> None:
+        self.implementation, self.problem, self.violation, self.check = implementation, problem, violation, check
+        self.meaning = implementation.conventions.meaning
+        setup = [line for line in violation.setup.splitlines() if line.strip()]
+        self.asserted = [line for line in setup if "impl_output" in line]  # about the output, after the call
+        self.setup = [line for line in setup if line not in self.asserted]
+        self.arguments = self._arguments()
+
+    def _arguments(self) -> Arguments:
+        """The arguments of the call, with the setup applied."""
+        arguments = self.problem.arguments(self.meaning.alignment)
+        if not self.setup:
+            return arguments
+        names = {"torch": torch, "q": arguments.q, "k": arguments.k, "v": arguments.v, "mask": arguments.mask}
+        with contextlib.suppress(Exception):  # then the script is given out as it is
+            exec("\n".join([SNIPPETS["one_hot"], *self.setup]), names)
+        mask: Any = names["mask"]
+        form = arguments.form
+        if mask is not None and form is None:
+            form = "bool" if mask.dtype == torch.bool else "additive"
+        return arguments.replace(q=names["q"], k=names["k"], v=names["v"], mask=mask, form=form)
+
+    @cached_property
+    def call(self) -> str:
+        """The call as an expression that gives the output, out of the tuple where it comes in one."""
+        call = self.implementation.adapter.source(self.arguments)
+        function, a = getattr(self.implementation.adapter, "function", None), self.arguments
+        calls = [node for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call)]
+        inner = next((ast.unparse(node) for node in calls if getattr(node.func, "id", "") == "impl"), "")
+        if function is None or inner not in call:
+            return call
+        if self.implementation not in _in_tuples:
+            with contextlib.suppress(Refused, Violation):
+                names = {"torch": torch, "impl": function, "q": a.q, "k": a.k, "v": a.v, "mask": a.mask}
+                returned = self.implementation.shielded(eval, inner, names)
+                _in_tuples[self.implementation] = isinstance(returned, (tuple, list))
+        return call.replace(inner, f"{inner}[0]") if _in_tuples.get(self.implementation) else call
+
+    # what comes before the comparison --------------------------------------------------------------------------------
+
+    def text(self, body: Lines) -> str:
+        """The whole script: what it shows, the imports, the tensors, the comparison."""
+        v = self.violation
+        about = f"{v.code} {v.name}: {v.message}" if isinstance(v, CheckResult) else v.message
+        comments = [f"# {line}" for line in textwrap.wrap(about, 112, break_long_words=False)]
+        code = self.code(body)
+        imported = (self.implementation.import_line or "impl = ...  # your function").splitlines()
+        imports = ["import torch"] + ["from torch import Tensor"] * any("Tensor" in line for line in code)
+        rest = [line for line in imported if line not in imports]
+        return "\n".join([*comments, *imports, *rest, *code, *body]) + "\n"
+
+    def code(self, body: Lines) -> Lines:
+        """The functions that are needed, and the lines that make q, k, v and the mask."""
+        made = [self.draw(self.problem.seed), *self._mask(), *self.setup]
+        needed = "\n".join([*made, *body])
+        drawing = [values.draw, values.random_visible, values.random_bias, values.padded_keys]
+        sources = [source_of(f, self.problem.values) for f in drawing if f"{f.__name__}(" in needed]
+        sources += [text.strip() for name, text in SNIPPETS.items() if f"{name}(" in needed]
+        return [*(f"\n\n{source}" for source in sources), "\n", *made]
+
+    def draw(self, seed: int) -> str:
+        p = self.problem
+        sizes = (p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.v_dim)
+        x = LAYOUTS[p.layout].format(f"x.to(torch.{p.dtype})")
+        return f'q, k, v = ({x}{self._moved} for x in draw("{p.values}", {sizes}, seed={seed}))'
+
+    @property
+    def _moved(self) -> str:
+        return "" if self.problem.device == "cpu" else f'.to("{self.problem.device}")'
+
+    def _mask(self) -> Iterator[str]:
+        """The lines that make the mask tensor, as `attn_spec.masks.delivered` does."""
+        p, how = self.problem, self.problem.delivery
+        parts = [part for part in p.mask if not (how.flag and isinstance(part, masks.Causal))]
+        if not parts:
+            return
+        seen = [self._part(part, p.seed + n) for n, part in enumerate(parts) if not isinstance(part, masks.Bias)]
+        added = [self._part(part, p.seed + n) for n, part in enumerate(parts) if isinstance(part, masks.Bias)]
+        if how.form == "key-padding":
+            padding = f"{_joined(seen, ' & ')}.expand({p.batch}, 1, 1, {p.kv_len})[:, 0, 0]"
+            yield f"mask = {padding}.contiguous(){self._moved}"
+            return
+        axes = how.shape or "".join(a if any(a in part.axes for part in parts) else "1" for a in masks.AXES)
+        shape = masks.shape_over(axes, p.sizes)
+        full = "" if len(parts) == 1 and masks.shape_over(parts[0].axes, p.sizes) == shape else f".expand{shape}"
+        if how.form == "bool":
+            made = f"{_joined(seen, ' & ')}{full}"
+        else:
+            dtype = f"torch.{how.dtype or p.dtype}"
+            made = f"{_joined(added, ' + ')}{full}" if added else f"torch.zeros({shape}, dtype=torch.float64)"
+            if added and how.dtype not in ("", p.dtype):  # exact in both dtypes
+                made += f".to(torch.{p.dtype}).double()"
+            if seen:
+                low = {"-inf": "-torch.inf", "min": f"torch.finfo({dtype}).min"}.get(how.hidden, how.hidden)
+                yield f"visible = {' & '.join(seen)}"
+                made += f".masked_fill(~visible, {low})"
+            made += f".to({dtype})"
+        if len(axes) < 4:
+            made += f".reshape({shape[4 - len(axes) :]})"
+        yield f"mask = {made}{'.mT.contiguous().mT' if how.strided else '.contiguous()'}{self._moved}"
+
+    def _part(self, part: masks.Part, seed: int) -> str:
+        sizes = self.problem.sizes
+        if isinstance(part, masks.Causal):
+            offset = sizes[3] - sizes[2] if (part.alignment or self.meaning.alignment) == "bottom-right" else 0
+            return f"torch.ones({sizes[2]}, {sizes[3]}, dtype=torch.bool).tril({offset or ''})[None, None]"
+        if isinstance(part, masks.KeyPadding):
+            left = ", left=True" if part.left else ""
+            return f"padded_keys({part.lengths}, {sizes[3]}{left})[:, None, None, :]"
+        shape = masks.shape_over(part.axes, sizes)
+        if isinstance(part, masks.Bias):
+            return f"random_bias({shape}, {seed}{_unless(part.spread, 2.0, ', spread={}')})"
+        density, empty = _unless(part.density, 0.7, ", density={}"), _unless(part.empty_rows, (), ", empty_rows={}")
+        return f"random_visible({shape}, {seed}{density}{empty})"
+
+    # the comparisons -------------------------------------------------------------------------------------------------
+
+    def bodies(self) -> Iterator[Lines]:
+        """What may show the violation, the most telling first."""
+        special: dict[str, Callable[[], list[Lines]]] = {
+            "inputs-modified": self._modified,
+            "mask-modified": self._modified,
+            "global-state": self._state,
+            "aliasing": self._twice,
+            "stateful": self._twice,
+            "future-gradient": self._gradient,
+            "hidden-influence": self._poisoned,
+        }
+        if self.asserted:
+            yield [f"impl_output = {self.call}", *self.asserted]
+        if self.violation.merge in special:
+            yield from special[self.violation.merge]()
+        yield [f"out = {self.call}", *self._right(), *self._compare(self.arguments)]
+
+    def call_only(self) -> Lines:
+        return ["# the law compares several calls; this is the first of them", f"out = {self.call}", "print(out)"]
+
+    def _right(self) -> Lines:
+        """The right answer by the formula, in float64."""
+        a, p = self.arguments, self.problem
+        group = p.heads // p.kv_heads
+        share = (
+            f".repeat(1, {group}, 1, 1)" if self.meaning.grouping == "tiled" else f".repeat_interleave({group}, dim=1)"
+        )
+        shared = share if group > 1 else ""
+        lines = [
+            f"s = q.double() @ k.double(){shared}.mT * {'q.shape[-1] ** -0.5' if a.scale is None else repr(a.scale)}"
+        ]
+        if a.mask is not None and a.mask.dtype == torch.bool:
+            seen = "mask[:, None, None, :]" if a.form == "key-padding" else "mask"
+            lines.append(f"s = s.masked_fill(~{seen}, -torch.inf)")
+        elif a.mask is not None:
+            lines.append("s = s + mask.double()")
+        if a.causal:
+            offset = p.kv_len - p.q_len if self.meaning.alignment == "bottom-right" else 0
+            lines.append(f"s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril({offset or ''}), -torch.inf)")
+        weights = "s.softmax(-1)"
+        if p.mask and self.meaning.empty_rows != "nan":
+            fill = "0.0" if self.meaning.empty_rows == "zero" else "1 / s.shape[-1]"
+            weights = f"torch.where(s.isneginf().all(-1, keepdim=True), {fill}, s.softmax(-1))"
+        return [*lines, f"expected = {weights} @ v.double(){shared}"]
+
+    def _compare(self, called: Arguments) -> Lines:
+        """Compare at the element that is furthest off, where the implementation answers; else its shape."""
+        a, known = self.arguments, self.violation.evidence
+        if not self.check and not self.setup and {"index", "bound"} <= set(known):  # what the law saw
+            return _element(known["index"], known["bound"])
+        try:
+            precision = self.implementation.precision_for(a.dtype)
+            worst = oracle.answer(a, self.meaning, precision).compare(self.implementation(called).output)
+        except Exception:  # it raises, or gives another shape: that is what the script shows
+            return [f"assert out.shape == {(*a.q.shape[:3], a.v.shape[-1])}, out.shape"]
+        if not worst.index:
+            return [f"assert out.shape == {(*a.q.shape[:3], a.v.shape[-1])}, out.shape"]
+        return _element(worst.index, worst.bound)
+
+    def _modified(self) -> list[Lines]:
+        inputs = "(q, k, v)" if self.arguments.mask is None else "(q, k, v, mask)"
+        before, after = f"before = [x.clone() for x in {inputs}]", f"zip(before, {inputs})"
+        same = f'assert all(torch.equal(a, b) for a, b in {after}), "an input was modified"'
+        return [[before, f"out = {self.call}", same]]
+
+    def _state(self) -> list[Lines]:
+        return [["before = state()", f"out = {self.call}", 'assert state() == before, "global state was changed"']]
+
+    def _twice(self) -> list[Lines]:
+        first = [f"first = {self.call}", "kept, mine = first.clone(), (q, k, v)", self.draw(self.problem.seed + 1)]
+        later = [f"out = {self.call}", 'assert first.equal(kept), "a later call wrote into an earlier output"']
+        again = [
+            "q, k, v = mine",
+            f"again = {self.call}",
+            'assert torch.allclose(again, kept), "the first call mattered"',
+        ]
+        return [[*first, *later, *again]]
+
+    def _gradient(self) -> list[Lines]:
+        query, p = int(self.violation.evidence.get("query", 0)), self.problem
+        first = query + 1 + (p.kv_len - p.q_len if self.meaning.alignment == "bottom-right" else 0)
+        wanted = f"out[:, :, {query}].float().square().sum(), (k, v), allow_unused=True"
+        return [
+            [
+                "k, v = k.requires_grad_(), v.requires_grad_()",
+                f"out = {self.call}",
+                f"for grad in torch.autograd.grad({wanted}):",
+                f"    hidden = grad[:, :, {first}:].abs().max()  # of the keys after query {query}",
+                '    assert hidden <= 1e-3 * grad.abs().max(), f"gradient of {hidden:.3g} to what is hidden"',
+            ]
+        ]
+
+    def _poisoned(self) -> list[Lines]:
+        p, a = self.problem, self.arguments
+        seen = f"(s > -torch.inf).any(2).unflatten(1, ({p.kv_heads}, -1)).any(2)"
+        bodies = []
+        for fill in (1e4, -1e4):
+            lines = [*self._right(), f"hidden = ~{seen}[..., None]  # from every query"]
+            names: dict[str, Any] = {"torch": torch, "q": a.q, "k": a.k, "v": a.v, "mask": a.mask}
+            exec("\n".join(lines), names)
+            called = a.replace(k=a.k.masked_fill(names["hidden"], fill), v=a.v.masked_fill(names["hidden"], fill))
+            lines.append(f"k, v = k.masked_fill(hidden, {fill}), v.masked_fill(hidden, {fill})")
+            bodies.append([*lines, f"out = {self.call}", *self._compare(called)])
+        return bodies
+
+
+def _element(index: Sequence[int], bound: float) -> Lines:
+    element = ", ".join(map(str, index))
+    return [
+        f"got, right = out[{element}].item(), expected[{element}].item()",
+        'print(f"got {got:.6g}, expected {right:.6g}")',
+        f'assert abs(got - right) <= {bound:.3g}, "more than rounding explains"',
+    ]
+
+
+def _joined(terms: list[str], operator: str) -> str:
+    return terms[0] if len(terms) == 1 else f"({operator.join(terms)})"
+
+
+def _unless(value: Any, usual: Any, text: str) -> str:
+    return "" if value == usual else text.format(value)
+
+
+def source_of(function: Any, kind: str) -> str:
+    """The source of a function without its docstring, and without the branches for other kinds of values."""
+    source = inspect.getsource(function)
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    lines: list[str | None] = list(source.splitlines())
+    for place, statement in enumerate(definition.body):
+        test = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
+        docstring = place == 0 and ast.get_docstring(definition) is not None
+        if docstring or ("kind == " in test and f"kind == {kind!r}" not in test):
+            assert statement.end_lineno is not None
+            for n in range(statement.lineno - 1, statement.end_lineno):
+                lines[n] = None
+    return "\n".join(line for line in lines if line is not None)

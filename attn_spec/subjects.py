@@ -1,0 +1,116 @@
+"""From what was asked for (targets, a configuration file) to the implementations that are judged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_spec.adapters.adapt import adapt
+from attn_spec.adapters.apart import Apart
+from attn_spec.adapters.implementation import described
+from attn_spec.adapters.resolve import resolve
+from attn_spec.adapters.signature import TargetError
+from attn_spec.config import Config, ConfigError, ImplementationConfig, load, shipped_ledger
+from attn_spec.engine import KnownFailure, Subject
+from attn_spec.law import LAWS
+
+
+@dataclass(eq=False)
+class Chosen:
+    """One implementation that is judged: the subject, its entry of the configuration, its own known failures."""
+
+    subject: Subject
+    entry: ImplementationConfig
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.subject.name
+
+    @property
+    def own_ledger(self) -> tuple[KnownFailure, ...]:
+        """The entries that the user wrote (ours may be out of date for a version of torch; theirs may not)."""
+        return self.entry.ledger()
+
+
+def find_config(given: str | None, root: Path) -> Config | None:
+    """The configuration that was named, else attn.yaml at the root; None where there is neither."""
+    if given is not None:
+        return load(given)
+    path = root / "attn.yaml"
+    return load(path) if path.is_file() else None
+
+
+def choose(
+    targets: list[str], config: Config | None = None, *, named: bool = False, timeout_s: float = 0.0
+) -> list[Chosen]:
+    """Resolve and measure what is judged: the targets, or all that a configuration names.
+
+    named: the configuration was asked for, so that a target it does not know is an error.
+    timeout_s: call each target in a process of its own, and give up on a call after so long; 0: in this process.
+    Raises TargetError or ConfigError.
+    """
+    if config is not None:
+        _check_codes(config)
+    wanted: dict[str, tuple[str, str, ImplementationConfig, str]] = {}  # target -> name, target, entry, source
+    for target in targets or (list(config.implementations) if config is not None else []):
+        name, entry, source = "", ImplementationConfig(), ""
+        found = config.find(target, only=len(targets) == 1) if config is not None else None
+        if found is None and named and config is not None:
+            known = ", ".join(config.implementations)
+            raise ConfigError(f"{config.path}: names {known}, and nothing for {target}; add it, or leave the file out")
+        if found is not None and config is not None:
+            name, entry, source = *found, str(config.path)
+            if entry.target is None and not targets:
+                raise ConfigError(f"{config.path}: names no target; add `target: pkg.mod.attr` or give --attn-impl")
+            name, target = ("" if config.flat else name), entry.target or target
+        wanted.setdefault(target, (name, target, entry, source))
+    chosen = [_adapted(*one, timeout_s) for one in wanted.values()]
+    names = [one.name for one in chosen]
+    for one in chosen:
+        if names.count(one.name) > 1:  # told apart by the whole target
+            one.subject.implementation.name = _as_name(one.subject.implementation.target)
+    return chosen
+
+
+def _adapted(name: str, target: str, entry: ImplementationConfig, source: str, timeout_s: float) -> Chosen:
+    found = resolve(target)
+    function = Apart(target, found.object, timeout_s) if timeout_s else found.object
+    name = _as_name(name or found.name)
+    try:
+        implementation = adapt(
+            function, name=name, target_name=target, import_line=found.import_line, declared=entry.declared()
+        )
+    except TargetError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{source or target}: {error}") from error
+    except Exception as error:  # an error of ours: say whose it is, without a page of traceback
+        raise TargetError(f"{target}: attn-spec failed while it measured this: {described(error)}") from error
+    return Chosen(Subject(implementation, entry.policy(shipped_ledger(target))), entry, source)
+
+
+def _as_name(text: str) -> str:
+    """A name that is fit for a test id."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
+
+
+def _check_codes(config: Config) -> None:
+    import difflib
+
+    from attn_spec.invariants import load as load_laws
+
+    if not any(entry.known_failures for entry in config.implementations.values()):
+        return
+    load_laws()
+    known = [word for law in LAWS.values() for word in (law.code, law.name)]
+    for name, entry in config.implementations.items():
+        for failure in entry.known_failures:
+            if failure.check not in known:
+                near = difflib.get_close_matches(failure.check, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else "`attn-spec list` shows them all"
+                raise ConfigError(
+                    f"{config.path}: implementations.{name}.known_failures: {failure.check!r} is the code or name of "
+                    f"no law; {hint}"
+                )

@@ -1,0 +1,163 @@
+"""How far a right answer may be from the float64 one: a bound for each element, derived and not tuned.
+
+Running error analysis of softmax(scale q k' + bias) v in the manner of Higham, *Accuracy and Stability of Numerical
+Algorithms*, ch. 3, and Blanchard, Higham and Higham, *Accurately computing the log-sum-exp and softmax functions*
+(2021). With p the weights, s the logits, u the unit roundoff of the output's dtype, u_score, u_weight and u_acc those
+of the implementation's `Precision`, gamma(n) the growth of a sum of n terms:
+
+    d_ij    = gamma(d) |scale| |q_i|.|k_j| + 2 u_acc (|scale q_i.k_j| + |bias_ij|) + u_score |s_ij|     (visible keys)
+    |dp_ij| <= p_ij (exp(d_ij + sum_k p_ik d_ik + gamma(Sk) + u_weight) - 1)
+    |do_i|  <= sum_j |dp_ij| |v_j| + gamma(Sk) sum_j p_ij |v_j| + u |o_i|
+
+and half of the smallest subnormal wherever something is stored. Where the scores are rounded to a half type, so may be
+the scaled q or k: u_score then also multiplies |scale| (q_i^2 . k_j^2)^(1/2), the size of such roundings when they are
+independent.
+
+gamma(n) = u_acc min(n, 2 sqrt(n) + 2): rounding errors of a sum are taken as independent with mean zero (Higham and
+Mary, 2019), with room for two standard deviations and two more operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attn_spec.problem import DTYPES
+
+
+def roundoff(dtype: str) -> float:
+    """The unit roundoff of a dtype: half the distance from 1 to the next number."""
+    return float(torch.finfo(DTYPES[dtype]).eps) / 2
+
+
+def half_subnormal(dtype: str) -> float:
+    """Half of the smallest positive number of a dtype."""
+    info = torch.finfo(DTYPES[dtype])
+    return float(info.smallest_normal * info.eps / 2)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The dtypes an implementation rounds to: its scores, its weights, its sums; and that of its output."""
+
+    scores: str
+    weights: str
+    accumulate: str
+    output: str
+
+    def __str__(self) -> str:
+        return f"scores {self.scores}, weights {self.weights}, sums {self.accumulate}"
+
+    @property
+    def gamma_unit(self) -> float:
+        return roundoff(self.accumulate)
+
+
+def candidates(dtype: str) -> list[Precision]:
+    """The precisions that honest code has on inputs of this dtype, the finest first."""
+    if dtype == "float64":
+        return [Precision("float64", "float64", "float64", dtype), Precision("float32", "float32", "float32", dtype)]
+    if dtype == "float32":
+        return [Precision("float32", "float32", "float32", dtype)]
+    return [
+        Precision("float32", dtype, "float32", dtype),
+        Precision(dtype, dtype, "float32", dtype),
+        Precision(dtype, dtype, dtype, dtype),
+    ]
+
+
+def gamma(n: int, u: float) -> float:
+    return float(u * min(n, 2 * n**0.5 + 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """The largest honest error of each element of the output, the weights and the log-sum-exp."""
+
+    output: Tensor
+    weights: Tensor
+    lse: Tensor
+
+
+def bounds(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    logits: Tensor,
+    weights: Tensor,
+    output: Tensor,
+    precision: Precision,
+) -> Bounds:
+    """The bound of every element of one (block of an) answer; all tensors float64, heads already shared out."""
+    u, u_acc = roundoff(precision.output), precision.gamma_unit
+    u_score, u_weight = roundoff(precision.scores), roundoff(precision.weights)
+    tiny = half_subnormal(precision.output)
+    sum_growth = gamma(k.shape[2], u_acc)
+    shown = logits > -torch.inf
+    size = abs(scale) * (q.abs() @ k.abs().mT)
+    d = gamma(q.shape[-1], u_acc) * size + 2 * u_acc * abs(scale) * (q @ k.mT).abs()
+    if bias is not None:
+        d = d + 2 * u_acc * torch.where(shown, bias, 0.0).abs()
+    d = d + u_score * torch.where(shown, logits, 0.0).abs()
+    if u_score > u_acc:
+        d = d + u_score * abs(scale) * (q.square() @ k.square().mT).sqrt()
+    d = torch.where(shown, d, 0.0)
+    mean_d = (weights * d).sum(-1, keepdim=True)
+    spread = (d + mean_d + sum_growth + u_weight).clamp(max=60.0)
+    d_weights = weights * torch.expm1(spread)
+    plain = weights @ v.abs()
+    d_output = d_weights @ v.abs() + sum_growth * plain + u * output.abs()
+    d_output = d_output + tiny + half_subnormal(precision.weights) * v.abs().sum(-2, keepdim=True)
+    d_lse = mean_d[..., 0] + sum_growth + 2 * u_acc
+    return Bounds(d_output, d_weights + u * weights + tiny + half_subnormal(precision.weights), d_lse)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element where a result is furthest beyond its bound; `ratio` is error / bound there."""
+
+    ratio: float
+    index: tuple[int, ...]
+    got: float
+    expected: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= 1.0
+
+
+def unravelled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of the element at a place of the flattened tensor (torch.unravel_index imports sympy: 0.8 s)."""
+    index: list[int] = []
+    for size in reversed(shape):
+        place, rest = divmod(place, size)
+        index.insert(0, rest)
+    return tuple(index)
+
+
+def worst(got: Tensor, expected: Tensor, bound: Tensor) -> Worst:
+    """Compare element by element. A NaN or an infinity is right only where the expected value is the same one.
+
+    A bound that is no number allows nothing.
+    """
+    got = got.detach().to(device=expected.device, dtype=torch.float64)
+    if not got.numel():
+        return Worst(0.0, (), 0.0, 0.0, 0.0)
+    error = (got - expected).abs()
+    ratio = error / torch.where(bound.isfinite(), bound, 0.0).clamp(min=torch.finfo(torch.float64).tiny)
+    same = (got == expected) | (got.isnan() & expected.isnan())
+    ratio = torch.where(same, 0.0, torch.where(ratio.isnan() | got.isnan() | expected.isnan(), torch.inf, ratio))
+    place = int(ratio.argmax())
+    index = unravelled(place, ratio.shape)
+    return Worst(
+        float(ratio.flatten()[place]),
+        index,
+        float(got.flatten()[place]),
+        float(expected.flatten()[place]),
+        float(bound.expand_as(ratio).flatten()[place]),
+    )

@@ -1,0 +1,59 @@
+"""The numbers of a problem: plain torch, no names of this package, so that a reproducer can carry the source as it is.
+
+Every kind draws q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv] in float64 on the CPU, from a seed alone.
+They are cast to the dtype of the problem afterwards, so the float32 and the bfloat16 form of a problem are the same
+numbers, rounded.
+"""
+
+import torch
+from torch import Tensor
+
+VALUES = ("sharp", "mild", "large", "shared-key", "deep")
+
+
+def draw(kind: str, sizes: tuple[int, int, int, int, int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw q, k and v for sizes (B, H, Hkv, Sq, Sk, D, Dv), float64 on the CPU.
+
+    `sharp`: logits of spread 2.5, a decisive key in each block of 16, rows of V of different magnitude.
+    `mild`: logits of spread 1.  `large`: logits of spread 60, whose exponentials overflow float32 unless the row
+    maximum is taken off.  `shared-key`: as mild, with a component that all keys share (it cancels in the softmax).
+    """
+    b, h, hkv, sq, sk, d, dv = sizes
+    g = torch.Generator().manual_seed(seed)
+    q = torch.randn(b, h, sq, d, generator=g, dtype=torch.float64)
+    k = torch.randn(b, hkv, sk, d, generator=g, dtype=torch.float64)
+    v = torch.randn(b, hkv, sk, dv, generator=g, dtype=torch.float64)
+    q = q * {"sharp": 2.5, "mild": 1.0, "large": 60.0, "shared-key": 1.0, "deep": 1.0}[kind]
+    if kind == "shared-key":
+        k = k + 3.0 * torch.randn(b, hkv, 1, d, generator=g, dtype=torch.float64)
+    if kind == "deep":
+        q[..., 0], k[..., 0] = 100.0, -300.0 * d**0.5
+    if kind == "sharp" and sq and sk and h:
+        for j in sorted({0, sk - 1, *range(15, sk, 16)}):  # the decisive keys: first, last, one in each block
+            toward = q[:, :: h // hkv, j * (sq - 1) // max(sk - 1, 1)]
+            k[:, :, j] += 9.0 * d**0.5 * toward / toward.square().sum(-1, keepdim=True)
+    magnitude = 2.0 ** (torch.arange(sk) % 5 - 2)
+    return q, k, v * magnitude[:, None].to(torch.float64)
+
+
+def random_visible(shape: tuple[int, ...], seed: int, density: float = 0.7, empty_rows: tuple[int, ...] = ()) -> Tensor:
+    """A random bool mask [B|1, H|1, Sq|1, Sk], True = may be seen; each row sees a key, but for the empty ones."""
+    g = torch.Generator().manual_seed(seed + 7919)
+    visible = torch.rand(shape, generator=g, dtype=torch.float64) < density
+    if shape[-1]:
+        visible.scatter_(-1, torch.randint(shape[-1], (*shape[:-1], 1), generator=g), True)
+    for row in empty_rows:
+        visible[..., row, :] = False
+    return visible
+
+
+def random_bias(shape: tuple[int, ...], seed: int, spread: float = 2.0) -> Tensor:
+    """A random additive bias [B|1, H|1, Sq|1, Sk|1], float64, in units of the logits."""
+    g = torch.Generator().manual_seed(seed + 104729)
+    return spread * torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+def padded_keys(lengths: tuple[int, ...], kv_len: int, left: bool = False) -> Tensor:
+    """Key padding [B, Sk], True = a real key: the first (or, padded on the left, the last) `lengths[b]` keys."""
+    j, n = torch.arange(kv_len), torch.tensor(lengths)[:, None]
+    return j >= kv_len - n if left else j < n
