@@ -74,13 +74,14 @@ def check_attention(
     dtypes: Collection[str] = (),
     laws: Collection[str] = (),
     budget_s: float = float("inf"),
+    device: str = "cpu",
     **declared: Any,
 ) -> Report:
     """Judge an attention: a function f(q, k, v, ...), a target as on the command line, or an `Implementation`.
 
     dtypes: of these only.  laws: codes, names or themes, of these only.  budget_s: seconds, after which no check is
-    begun.  declared: the keys of attn.yaml, such as
-    `layout="BSHD"`, `strict=True`, `known_failures=[...]`.
+    begun.  device: where it is called, "cpu" or "cuda".  declared: the keys of attn.yaml, such as `layout="BSHD"`,
+    `strict=True`, `known_failures=[...]`.
     Raises TargetError where it takes no q, k, v or returns no tensor, ConfigError for a declaration that does not fit.
     """
     start = time.perf_counter()
@@ -97,13 +98,14 @@ def check_attention(
             target_name=target,
             import_line=found.import_line,
             declared=entry.declared(),
+            device=device,
         )
         subject = Subject(implementation, entry.policy(shipped_ledger(target)))
         subject.deadline = start + budget_s
         for _, test_name, test in all_tests():
             if laws and not {test.law.code, test.law.name, test.law.theme} & set(laws):
                 continue
-            for problem in problems_left(test, profile=profile, dtypes=dtypes, seed=seed):
+            for problem in problems_left(test, profile=profile, dtypes=dtypes, seed=seed, device=device):
                 test.judge(subject, problem, test_name)
         judgement = Judgement(implementation, subject.results)
         if not laws and not dtypes and not judgement.with_outcome("not-run"):

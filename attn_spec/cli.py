@@ -1,4 +1,4 @@
-"""attn-spec on the command line, for what is not a test: `describe`, `list`, `explain` and `replay`."""
+"""attn-spec on the command line, for what is not a test: `describe`, `list`, `explain`, `replay` and `kills`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = parser.parse_args(arguments)
     except SystemExit as stop:
         return 0 if stop.code in (0, None) else USAGE_ERROR
-    commands = {"describe": _describe, "list": _list, "explain": _explain, "replay": _replay}
+    commands = {"describe": _describe, "list": _list, "explain": _explain, "replay": _replay, "kills": _kills}
     if options.command is None:
         parser.print_help()
         return USAGE_ERROR
@@ -66,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("file", metavar="FILE", help="a file that a judged run has kept")
     replay.add_argument("--attn-impl", metavar="TARGET", help="judge this (default: what it was found in)")
     replay.add_argument("--attn-config", metavar="FILE", help="declarations (default: attn.yaml, where it stands)")
+    kills = commands.add_parser("kills", help="which check catches each fault of the catalogue first, by how much")
+    kills.add_argument("--profile", choices=("quick", "ci", "deep"), default="quick", help="whose checks (quick)")
+    kills.add_argument("--markdown", action="store_true", help="as the table of docs/kills.md")
     return parser
 
 
@@ -204,6 +207,30 @@ def _replay(options: argparse.Namespace) -> Iterator[str]:
     if result.red:
         yield ""
         yield from reproducer(chosen.subject.implementation, result.problem, result).splitlines()
+        raise Failed
+
+
+# kills ---------------------------------------------------------------------------------------------------------------
+
+
+def _kills(options: argparse.Namespace) -> Iterator[str]:
+    from attn_spec import kills
+    from attn_spec.check import one_thread
+
+    found: list[kills.Kill] = []
+    if options.markdown:
+        yield from (f"| {' | '.join(kills.HEADER)} |", f"|{'---|' * len(kills.HEADER)}")
+    with one_thread():
+        for kill in kills.kills(profile=options.profile):
+            found.append(kill)
+            fault, law, problem, margin, chosen, best = kills.row(kill)
+            if options.markdown:
+                yield f"| {fault} | {law} | {f'`{problem}`' if problem else ''} | {margin} | {chosen} | {best} |"
+            else:
+                yield f"{fault:41} {law:36} {margin:>9}  {chosen:>3} {best:>9}  {problem}"
+    yield ""
+    yield from kills.summary(found, options.profile)
+    if any(kill.result is None for kill in found):
         raise Failed
 
 

@@ -49,6 +49,8 @@ class JudgedRun:
         self.start = time.perf_counter()
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # problems are small: with two threads on a busy machine a check took 50 times as long
+        if config.option.attn_device == "auto":
+            config.option.attn_device = "cuda" if torch.cuda.is_available() else "cpu"
         if config.option.attn_device == "cuda" and not torch.cuda.is_available():
             raise pytest.UsageError("--attn-device=cuda: this torch sees no CUDA device")
         try:
@@ -58,6 +60,7 @@ class JudgedRun:
                 settings,
                 named=config.option.attn_config is not None,
                 timeout_s=self._timeout(),
+                device=config.option.attn_device,
             )
             config.stash[FINDS] = self._finds()
         except (TargetError, ConfigError, FindError) as error:
@@ -275,7 +278,7 @@ class JudgedRun:
         words += [f"--attn-config={option.attn_config}"] if option.attn_config else []
         words += [f"--attn-profile={option.attn_profile}"] if option.attn_profile != "quick" else []
         words += [f"--attn-seed={option.attn_seed}"] if option.attn_seed else []
-        words += [f"--attn-device={option.attn_device}"] if option.attn_device != "auto" else []
+        words += [f"--attn-device={option.attn_device}"] if option.attn_device == "cuda" else []
         return shlex.join(words)
 
     # what there is to collect ----------------------------------------------------------------------------------------

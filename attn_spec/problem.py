@@ -43,6 +43,11 @@ class Arguments:
     def replace(self, **changes: Any) -> Arguments:
         return dataclasses.replace(self, **changes)
 
+    def to(self, device: str) -> Arguments:
+        """The same arguments on another device."""
+        q, k, v = (x.to(device) for x in (self.q, self.k, self.v))
+        return self.replace(q=q, k=k, v=v, mask=None if self.mask is None else self.mask.to(device))
+
     def double(self) -> Arguments:
         """The same numbers in float64, a bool mask as it is."""
         mask = self.mask
@@ -208,7 +213,7 @@ class Problem:
     # its tensors
 
     def arguments(self, alignment: Alignment = "top-left") -> Arguments:
-        """Fresh tensors: drawn on the CPU in float64 from the seed, then cast and moved.
+        """Fresh tensors on the CPU: drawn in float64 from the seed, then cast. `Implementation` moves them.
 
         `alignment` is the one that a causal part without its own takes when it is rendered into the mask tensor.
         """
@@ -218,9 +223,6 @@ class Problem:
         q, k, v = (lay(x.to(dtype)) for x in (q, k, v))
         mask_dtype = DTYPES[self.delivery.dtype] if self.delivery.dtype else dtype
         mask = masks.delivered(self.mask, self.delivery, self.sizes, self.seed, alignment, mask_dtype, dtype)
-        if self.device != "cpu":
-            q, k, v = (x.to(self.device) for x in (q, k, v))
-            mask = None if mask is None else mask.to(self.device)
         form = None if mask is None else self.delivery.form
         return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
 
@@ -243,7 +245,7 @@ SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_dim")
 
 
 @lru_cache(maxsize=64)
-def _drawn(kind: str, sizes: tuple[int, int, int, int, int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _drawn(kind: str, sizes: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return values.draw(kind, sizes, seed)
 
 
@@ -263,7 +265,32 @@ def _sliced(x: Tensor) -> Tensor:
     return wide[..., 3:-3]
 
 
-LAYOUTS = {"contiguous": _contiguous, "transposed": _transposed, "sliced": _sliced}
+def _guarded(x: Tensor) -> Tensor:
+    """Contiguous in the middle of a storage that is NaN before and after."""
+    guard = x.new_full((64,), torch.nan)
+    return torch.cat([guard, x.flatten(), guard])[64 : 64 + x.numel()].view(x.shape)
+
+
+def _stepped(x: Tensor) -> Tensor:
+    """Every other channel of a tensor that is twice as wide, with junk in between."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 1e4, dtype=x.dtype)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def _expanded(x: Tensor) -> Tensor:
+    """The first sample for all of them, behind a stride of 0."""
+    return x[:1].expand(x.shape)
+
+
+LAYOUTS = {
+    "guarded": _guarded,
+    "stepped": _stepped,
+    "expanded": _expanded,
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "sliced": _sliced,
+}
 
 
 def _fields(record: Any) -> dict[str, Any]:

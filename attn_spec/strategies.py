@@ -50,7 +50,8 @@ KV_HEADS = (2, 1, 3, 4, 5)
 GROUPS = (1, 2, 3, 4)
 ZEROED = ("batch", "q_len", "kv_len")
 SCALES = (0.5, 0.1, 1.0, 0.02, 2.0)
-VALUES = ("sharp", "mild", "large", "shared-key")  # "deep" is for an advisory: honest finite fills fail on it
+# "deep" is for an advisory, as honest finite fills fail on it
+VALUES = ("sharp", "mild", "large", "shared-key", "tiny", "huge", "flat")
 MASK_AXES = ("BHQK", "QK", "BQK", "HQK", "BK", "HK", "K", "BHK")
 FLIP = st.booleans()
 T = TypeVar("T")
@@ -175,7 +176,7 @@ def _masks(
     in_mask = not causal and _once_in(draw, 4)
     bias = form == "additive" and can.bias and draw(FLIP)
     kinds = [Visible, Visible, KeyPadding] if empties or not (causal or in_mask) else [KeyPadding]
-    kind = _one_of(draw, [*kinds, None] if bias or in_mask else kinds, 4)
+    kind = _one_of(draw, [None, *kinds] if bias or in_mask else kinds, 4)
     parts: list[Part] = []
     if bias:
         parts.append(Bias(_one_of(draw, MASK_AXES)))

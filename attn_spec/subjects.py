@@ -43,12 +43,18 @@ def find_config(given: str | None, root: Path) -> Config | None:
 
 
 def choose(
-    targets: list[str], config: Config | None = None, *, named: bool = False, timeout_s: float = 0.0
+    targets: list[str],
+    config: Config | None = None,
+    *,
+    named: bool = False,
+    timeout_s: float = 0.0,
+    device: str = "cpu",
 ) -> list[Chosen]:
     """Resolve and measure what is judged: the targets, or all that a configuration names.
 
     named: the configuration was asked for, so that a target it does not know is an error.
     timeout_s: call each target in a process of its own, and give up on a call after so long; 0: in this process.
+    device: where they are called.
     Raises TargetError or ConfigError.
     """
     if config is not None:
@@ -66,7 +72,7 @@ def choose(
                 raise ConfigError(f"{config.path}: names no target; add `target: pkg.mod.attr` or give --attn-impl")
             name, target = ("" if config.flat else name), entry.target or target
         wanted.setdefault(target, (name, target, entry, source))
-    chosen = [_adapted(*one, timeout_s) for one in wanted.values()]
+    chosen = [_adapted(*one, timeout_s, device) for one in wanted.values()]
     names = [one.name for one in chosen]
     for one in chosen:
         if names.count(one.name) > 1:  # told apart by the whole target
@@ -74,13 +80,18 @@ def choose(
     return chosen
 
 
-def _adapted(name: str, target: str, entry: ImplementationConfig, source: str, timeout_s: float) -> Chosen:
+def _adapted(name: str, target: str, entry: ImplementationConfig, source: str, timeout_s: float, device: str) -> Chosen:
     found = resolve(target)
     function = Apart(target, found.object, timeout_s) if timeout_s else found.object
     name = _as_name(name or found.name)
     try:
         implementation = adapt(
-            function, name=name, target_name=target, import_line=found.import_line, declared=entry.declared()
+            function,
+            name=name,
+            target_name=target,
+            import_line=found.import_line,
+            declared=entry.declared(),
+            device=device,
         )
     except TargetError:
         raise

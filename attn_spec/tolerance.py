@@ -7,9 +7,13 @@ of the implementation's `Precision`, gamma(n) the growth of a sum of n terms:
 
     d_ij    = gamma(d) |scale| |q_i|.|k_j| + 2 u_acc (|scale q_i.k_j| + |bias_ij|) + u_score |s_ij|     (visible keys)
     |dp_ij| <= p_ij (exp(d_ij + sum_k p_ik d_ik + gamma(Sk) + u_weight) - 1)
-    |do_i|  <= sum_j |dp_ij| |v_j| + gamma(Sk) sum_j p_ij |v_j| + u |o_i|
+    |do_i|  <= sum_j |dp_ij| |v_j| + gamma(Sk) (sum_j p_ij |v_j| + max_j |v_j|) + u |o_i|
 
-and half of the smallest subnormal wherever something is stored. Where the scores are rounded to a half type, so may be
+The term with max_j |v_j| (over visible keys) is that of code which moves a running average, o + w (v - o): its error
+is relative to the values and not to their share in the row, and small weights have no relative accuracy. To it comes
+half of the smallest subnormal for each of two stores, of the sum and of the result, and for each weight.
+
+Where the scores are rounded to a half type, so may be
 the scaled q or k: u_score then also multiplies |scale| (q_i^2 . k_j^2)^(1/2), the size of such roundings when they are
 independent.
 
@@ -110,10 +114,12 @@ def bounds(
     spread = (d + mean_d + sum_growth + u_weight).clamp(max=60.0)
     d_weights = weights * torch.expm1(spread)
     plain = weights @ v.abs()
-    d_output = d_weights @ v.abs() + sum_growth * plain + u * output.abs()
-    d_output = d_output + tiny + half_subnormal(precision.weights) * v.abs().sum(-2, keepdim=True)
+    largest = torch.where(shown, v.abs().amax(-1)[..., None, :], 0.0)
+    largest = largest.amax(-1, keepdim=True) if k.shape[2] else largest.new_zeros((*largest.shape[:-1], 1))
+    d_output = d_weights @ v.abs() + sum_growth * (plain + largest) + u * output.abs()
+    d_output = d_output + 2 * tiny + half_subnormal(precision.weights) * v.abs().sum(-2, keepdim=True)
     d_lse = mean_d[..., 0] + sum_growth + 2 * u_acc
-    return Bounds(d_output, d_weights + u * weights + tiny + half_subnormal(precision.weights), d_lse)
+    return Bounds(d_output, d_weights + u * weights + sum_growth + half_subnormal(precision.weights), d_lse)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ numbers, rounded.
 import torch
 from torch import Tensor
 
-VALUES = ("sharp", "mild", "large", "shared-key", "deep")
+VALUES = ("sharp", "mild", "large", "shared-key", "deep", "flat", "tiny", "huge", "repeated")
 
 
 def draw(kind: str, sizes: tuple[int, int, int, int, int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -17,15 +17,20 @@ def draw(kind: str, sizes: tuple[int, int, int, int, int, int, int], seed: int) 
     `sharp`: logits of spread 2.5, a decisive key in each block of 16, rows of V of different magnitude.
     `mild`: logits of spread 1.  `large`: logits of spread 60, whose exponentials overflow float32 unless the row
     maximum is taken off.  `shared-key`: as mild, with a component that all keys share (it cancels in the softmax).
+    `deep`: as mild, every logit lowered by 30,000 (which cancels too).  `flat`: nearly equal weights.  `tiny`, `huge`:
+    as mild, with values of 2^-20 and 2^10 times the size.  `repeated`: as mild, each key twice.
     """
     b, h, hkv, sq, sk, d, dv = sizes
     g = torch.Generator().manual_seed(seed)
     q = torch.randn(b, h, sq, d, generator=g, dtype=torch.float64)
     k = torch.randn(b, hkv, sk, d, generator=g, dtype=torch.float64)
     v = torch.randn(b, hkv, sk, dv, generator=g, dtype=torch.float64)
-    q = q * {"sharp": 2.5, "mild": 1.0, "large": 60.0, "shared-key": 1.0, "deep": 1.0}[kind]
+    q = q * {"sharp": 2.5, "large": 60.0, "flat": 0.05}.get(kind, 1.0)
+    v = v * {"tiny": 2.0**-20, "huge": 2.0**10}.get(kind, 1.0)
     if kind == "shared-key":
         k = k + 3.0 * torch.randn(b, hkv, 1, d, generator=g, dtype=torch.float64)
+    if kind == "repeated":
+        k[:, :, 1::2] = k[:, :, : sk // 2 * 2 : 2]
     if kind == "deep":
         q[..., 0], k[..., 0] = 100.0, -300.0 * d**0.5
     if kind == "sharp" and sq and sk and h:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from attn_spec import adapt
 from attn_spec.adapters.signature import TargetError, read
+from attn_spec.law import Violation
+from attn_spec.problem import Problem
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None, scale: float | None = None) -> Tensor:
@@ -168,3 +170,23 @@ def test_global_state_is_put_back_and_noted() -> None:
     assert torch.get_default_dtype() == torch.float32
     assert torch.is_grad_enabled()
     assert {"default dtype", "grad mode", "random generator"} <= set(made.disturbed)
+
+
+def test_the_call_runs_on_its_device_and_everything_else_on_the_cpu() -> None:
+    devices = []
+
+    def located(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        devices.append(q.device.type)
+        return attend(q, k, v, attn_mask)
+
+    made = adapt(located, device="cpu:0")  # as any other device: arguments are moved there, results moved back
+    assert made.conventions.layout.value == "BHSD"
+    assert made.output(Problem().arguments()).device.type == "cpu"
+
+    def elsewhere(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v).to("meta")
+
+    made = adapt(attend, device="cpu:0")
+    made.adapter.function = elsewhere  # type: ignore[attr-defined]
+    with pytest.raises(Violation, match="on meta"):
+        made(Problem().arguments())

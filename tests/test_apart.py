@@ -106,12 +106,12 @@ def test_death_is_a_violation_and_the_next_call_starts_anew(module: Any, length:
 
 
 def test_exceptions_keep_their_kind() -> None:
-    class Odd(ValueError):
+    class OddError(ValueError):
         def __init__(self, a: int, b: int) -> None:
             super().__init__(f"{a} and {b}")
 
-    assert isinstance(portable(Odd(1, 2)), ValueError)
-    assert "1 and 2" in str(portable(Odd(1, 2)))
+    assert isinstance(portable(OddError(1, 2)), ValueError)
+    assert "1 and 2" in str(portable(OddError(1, 2)))
     assert isinstance(portable(NotImplementedError("no")), NotImplementedError)
     assert isinstance(portable(SystemExit(3)), SystemExit)
 

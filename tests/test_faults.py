@@ -8,11 +8,12 @@ from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
-from attn_spec import blocks, oracle
+from attn_spec import blocks
 from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.conventions import Meaning
-from attn_spec.faults import CATALOGUE, Fault, named
+from attn_spec.faults import CATALOGUE, Fault, diagnosis, named
 from attn_spec.faults.diagnosis import diagnose
 from attn_spec.faults.fault import both
 from attn_spec.faults.planted import planted
@@ -42,7 +43,7 @@ PLAIN = {"heads": 3, "kv_heads": 3}
 ADDITIVE = Delivery("additive")
 PADDING = Delivery("key-padding")
 
-PROBLEMS = [
+SMALL = [
     of(),
     of(**PLAIN, **SQUARE, v_dim=20),
     of(heads=8, kv_heads=2, q_len=9),
@@ -74,30 +75,37 @@ PROBLEMS = [
     of(values="large", scale=-12.0, **PLAIN),
     of(values="large", scale=300.0, mask=(Visible("BHQK", density=0.3),), **SQUARE),
     of(values="large", scale=3e7, mask=(Visible("BHQK", density=0.3),), **SQUARE),
+    of(mask=(Visible("BQK", empty_rows=(2,)),), delivery=Delivery("additive", hidden="min"), **PLAIN),
+]
+LARGE = [
     *(
         of(batch=2, **PLAIN, q_len=n + 2, kv_len=n, head_dim=d, v_dim=d, mask=mask)
         for n, d in ((17, 4), (33, 8), (65, 36), (129, 16))
         for mask in ((), (Causal(),))
     ),
+    of(mask=(Visible("QK"),), q_len=130, **PLAIN),
 ]
+PROBLEMS = [*SMALL, *LARGE]
 
 
 @cache
-def right_answer(problem: Problem, meaning: Meaning) -> oracle.Answer:
-    return oracle.answer(problem.arguments(meaning.alignment), meaning, EXACT)
+def right_answer(problem: Problem, meaning: Meaning) -> tuple[Tensor, Tensor]:
+    """The right output with its bound, numbers that stand for -inf being exact."""
+    right = blocks.run(problem.arguments(meaning.alignment), meaning)
+    return right.output, diagnosis.bound(right, blocks.RIGHT, EXACT)
 
 
 def differs(fault: Fault, problem: Problem, meaning: Meaning, margin: float = 10.0) -> bool:
     """Whether a fault moves the output further than `margin` bounds; refusing to answer counts as well."""
     arguments = problem.arguments(meaning.alignment)
-    right = right_answer(problem, meaning)
+    right, bound = right_answer(problem, meaning)
     try:
         output = blocks.run(arguments, meaning, fault.pipeline).output
     except (RuntimeError, IndexError, ValueError):
         return True
-    if output.shape != right.output.shape:
+    if output.shape != right.shape:
         return True
-    return worst(output, right.output, right.bounds.output).ratio > margin
+    return worst(output, right, bound).ratio > margin
 
 
 def seen_under(fault: Fault) -> Meaning | None:
@@ -130,14 +138,19 @@ def test_fault_is_seen_and_found(fault: Fault) -> None:
         assert meaning is None
         return
     assert meaning is not None
-    found = [d.fault.id for d in diagnose(planted(fault, meaning), PROBLEMS, budget_s=60)]
+    if fault.id.endswith(("-32", "-64")):
+        return  # found as their relatives of 16 and 128 are
+    found: list[str] = []
+    for problems in (SMALL, PROBLEMS):  # the large ones only where the small ones don't tell faults apart
+        if not 0 < len(found) < 4:
+            found = [d.fault.id for d in diagnose(planted(fault, meaning), problems, budget_s=20)]
     assert fault.id in found
     assert len(found) < 4
 
 
 def test_two_faults_are_found_together() -> None:
     pair = both(named("scale-missing"), named("kv-heads-tiled"))
-    assert pair.id in [d.fault.id for d in diagnose(planted(pair), PROBLEMS, budget_s=60)]
+    assert pair.id in [d.fault.id for d in diagnose(planted(pair), SMALL, budget_s=60)]
 
 
 def test_nothing_is_named_where_nothing_is_wrong() -> None:
@@ -172,8 +185,8 @@ class Plain:
 
 def named_for(adapter: Plain, dtype: str) -> list[str]:
     implementation = Implementation("plain", "plain", adapter)
-    problems = [p.replace(dtype=dtype) for p in (*PROBLEMS, of(**PLAIN, values="large"))]  # type: ignore[arg-type]
-    return [d.fault.id for d in diagnose(implementation, problems, budget_s=60)]
+    problems = [p.replace(dtype=dtype) for p in (*PROBLEMS, of(**PLAIN, values="large"))]
+    return [d.fault.id for d in diagnose(implementation, problems, budget_s=3)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -192,3 +205,24 @@ def test_an_overflow_is_found_in_the_dtype_that_overflows() -> None:
     problems = [of(**PLAIN, values=kind, dtype="float32") for kind in ("large", "mild")]
     found = diagnose(Implementation("plain", "plain", Plain("no maximum")), problems, budget_s=60)
     assert "softmax-without-max" in [d.fault.id for d in found]
+
+
+@pytest.mark.parametrize("name", ["causal-one-ahead@across", "scale-missing@grouped", "kv-heads-tiled@one-query"])
+def test_a_fault_confined_to_some_calls_is_found(name: str) -> None:
+    fault = named(name)
+    assert name in [d.fault.id for d in diagnose(planted(fault), SMALL, budget_s=20)]
+    assert pickle.loads(pickle.dumps(fault)).id == name
+    assert fault.diff.startswith("+ # only if ")
+
+
+def test_rows_without_keys_may_be_guarded() -> None:
+    """A fault beside a guard of empty rows is the fault, not a pair: zeros after the softmax over the queries."""
+
+    def guarded(arguments: Arguments) -> Result:
+        fault = named("softmax-over-queries")
+        trace = blocks.run(arguments, Meaning(), fault.pipeline)
+        return Result(trace.weights.nan_to_num(nan=0.0) @ trace.v)
+
+    guarded.source = lambda arguments: "impl(q, k, v)"  # type: ignore[attr-defined]
+    implementation = Implementation("guarded", "guarded", guarded)  # type: ignore[arg-type]
+    assert [d.fault.id for d in diagnose(implementation, SMALL, budget_s=20)] == ["softmax-over-queries"]

@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from attn_spec.adapters import measure
-from attn_spec.adapters.function import NEUTRAL, FunctionAdapter
+from attn_spec.adapters.function import NEUTRAL, FunctionAdapter, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
 from attn_spec.tolerance import Precision
 
-PROBED_DTYPES = ("float32", "bfloat16")
+PROBED_DTYPES = ("float32", "bfloat16", "float16", "float64")
 NEVER_FROM_MEASUREMENT = ("polarity", "padding_polarity", "grouping")
 
 
@@ -24,11 +26,13 @@ def adapt(
     target_name: str = "",
     import_line: str = "",
     declared: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Implementation:
     """An implementation from a function of q, k, v; nothing needs to be declared where names and measurement suffice.
 
     declared: conventions by field (`layout`, `polarity`, `alignment`, ...), `fixed` (arguments of each call),
     `parameters` (role to parameter name) and `precision` (scores, weights, accumulate), as attn.yaml has them.
+    device: where it is called, "cpu" or "cuda".
     Raises TargetError where the target takes no q, k, v or returns no tensor; ValueError names a declared value that
     is not one of its field's choices.
     """
@@ -44,7 +48,7 @@ def adapt(
     conventions, expected = _from_names(signature, name, declared)
     adapter = FunctionAdapter(target, signature, conventions, fixed)
     implementation = Implementation(
-        name, target_name or name, adapter, conventions, import_line=import_line or import_source(target)
+        name, target_name or name, adapter, conventions, import_line=import_line or import_source(target), device=device
     )
     _measure(implementation, adapter, expected, declared)
     implementation.notes += _notes(signature)
@@ -124,8 +128,13 @@ def _measure(
         implementation.conventions = adapter.conventions = implementation.conventions.replace(**changes)
 
     def guarded_layout() -> tuple[str | None, str | None, str]:
+        device = implementation.device
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            return implementation.shielded(adapter.function, *args, **kwargs)
+            there = [x.to(device) if isinstance(x, Tensor) else x for x in args]
+            named = {key: x.to(device) if isinstance(x, Tensor) else x for key, x in kwargs.items()}
+            returned = implementation.shielded(adapter.function, *there, **named)
+            return [x.cpu() for x in flat(returned)] or returned
 
         return measure.layout_by_influence(call, signature, extra)
 

@@ -1,4 +1,4 @@
-"""The user's function in a process of its own, so that what crashes, hangs or eats the memory there is one failed check.
+"""The user's function in a process of its own: what crashes, hangs or eats the memory there is one failed check.
 
 `Apart` is called as the function itself: tensors go over with their strides and whatever lies around them in their
 storage, results come back, and so does what the call did to its inputs and to the global state of torch. A process that
@@ -267,7 +267,8 @@ class Serving:
             cotangent = question["cotangent"].tensor()
             grads = torch.autograd.grad(output, leaves, cotangent, retain_graph=True, materialize_grads=True)
             return {"returned": packed(list(grads))}
-        return self.call(*question["call"], grad=question["grad"])
+        args, kwargs = question["call"]
+        return self.call(args, kwargs, question["grad"])
 
     def call(self, args: list[Any], kwargs: dict[str, Any], grad: bool) -> dict[str, Any]:
         from attn_spec.adapters.implementation import GlobalState
@@ -275,6 +276,9 @@ class Serving:
         args, kwargs = unpacked(args), unpacked(kwargs)
         tensors = tensors_of(args, kwargs)
         versions = [x._version for x in tensors]
+        for x in tensors:  # leave NaN in the memory that is likely to be handed out next
+            if x.is_floating_point():
+                torch.full((x.numel(),), torch.nan, dtype=x.dtype)
         before = GlobalState()
         try:
             with torch.set_grad_enabled(grad):
@@ -288,6 +292,9 @@ class Serving:
             found = [x for x in returned if isinstance(x, Tensor)]
         output = found[0] if found else None
         self.earlier = None if output is None else (output.detach(), output.detach().clone())
+        storages = {x.untyped_storage().data_ptr() for x in tensors if x.numel()}
+        if output is not None and output.numel() and output.untyped_storage().data_ptr() in storages:
+            disturbed["the output"] = "shares memory with an input"
         differentiable = output is not None and output.requires_grad
         if output is not None and differentiable:
             self.number += 1

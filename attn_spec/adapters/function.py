@@ -35,6 +35,13 @@ def _carry_back(passed: Tensor, x: Tensor, layout: str) -> None:
             x.copy_(passed.reshape(x.shape) if layout == "NSD" else passed.permute(BACK[layout]))
 
 
+def poison_free_memory(arguments: Arguments) -> None:
+    """Leave NaN in the memory that is likely to be handed out next, so that what is read unwritten shows."""
+    b, h, q_len, kv_len = arguments.sizes
+    for n in {b * h * q_len * arguments.v.shape[-1], min(b * h * q_len * kv_len, 1 << 16)}:
+        arguments.q.new_full((n,), torch.nan)
+
+
 @dataclass(eq=False)
 class FunctionAdapter:
     """Calls `function` by its signature and conventions.
@@ -50,6 +57,7 @@ class FunctionAdapter:
 
     def __call__(self, arguments: Arguments) -> Result:
         layout = self.conventions.layout.value
+        poison_free_memory(arguments)
         if layout == "SD":
             return self._head_by_head(arguments)
         values = self._values(arguments)
@@ -67,6 +75,13 @@ class FunctionAdapter:
         for x, passed in zip((q, k, v), moved, strict=True):
             _carry_back(passed, x, layout)
         return self._result(returned, arguments)
+
+    def call_arguments(self, arguments: Arguments) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is called with, for a layout of four axes. Raises Unsupported."""
+        values = self._values(arguments)
+        for role, x in (("q", arguments.q), ("k", arguments.k), ("v", arguments.v)):
+            values[self.signature.roles[role]] = into_layout(x, self.conventions.layout.value)
+        return self.signature.call(values)
 
     def _mask_name(self, arguments: Arguments) -> str:
         """The parameter that takes the mask of these arguments; "" where there is none."""

@@ -27,6 +27,10 @@ class Result:
     weights: Tensor | None = None
     lse: Tensor | None = None
 
+    def to(self, device: str) -> Result:
+        weights, lse = (None if x is None else x.to(device) for x in (self.weights, self.lse))
+        return Result(self.output.to(device), weights, lse)
+
 
 class Adapter(Protocol):
     """How a user's object is called on canonical arguments. Ten lines of Python are enough for one of your own."""
@@ -54,16 +58,29 @@ class Implementation:
     notes: list[str] = field(default_factory=list)
     contradictions: list[Contradiction] = field(default_factory=list)
     import_line: str = ""
+    device: str = "cpu"
 
     disturbed: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, arguments: Arguments) -> Result:
         """Run on the arguments. Raises `Unsupported`, `Refused` with the exception it raised, or `Violation`.
 
-        Whatever global state the call changes is noted in `disturbed` and put back.
+        Arguments and result are on the CPU, whatever `device` the call runs on. What the call does to its inputs in
+        place is done to the arguments; whatever global state it changes is noted in `disturbed` and put back.
         """
-        result: Result = self.shielded(self.adapter, arguments)
-        return result
+        if self.device == "cpu":
+            result: Result = self.shielded(self.adapter, arguments)
+            return result
+        moved = arguments.to(self.device)
+        result = self.shielded(self.adapter, moved)
+        if result.output.device.type != torch.device(self.device).type:
+            raise Violation(f"the output is on {result.output.device}, the inputs on {self.device}", merge="device")
+        for name in ("q", "k", "v", "mask"):
+            there, here = getattr(moved, name), getattr(arguments, name)
+            if there is not None and there._version:
+                with torch.no_grad():
+                    here.copy_(there)
+        return result.to("cpu")
 
     def shielded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call into the user's code: no warning, no changed state and no exit gets through to the run."""

@@ -4,7 +4,9 @@ Themes stand in the order of the laws, and within a theme the more common fault 
 be told apart on the problems at hand, the diagnosis names them in this order.
 """
 
-from attn_spec.faults import shapes, weights, scaling, causality, masking, hiding, broadcasting, heads, blockwise  # noqa: I001 (the order)
+# in this order, which is that of the catalogue
+from attn_spec.faults import shapes, weights, scaling, biases, causality  # noqa: I001
+from attn_spec.faults import masking, hiding, broadcasting, heads, blockwise
 from attn_spec.faults.fault import FAULTS, Fault
 from attn_spec.faults.scope import named
 
@@ -13,6 +15,7 @@ CATALOGUE: dict[str, Fault] = dict(FAULTS)
 __all__ = [
     "CATALOGUE",
     "Fault",
+    "biases",
     "blockwise",
     "broadcasting",
     "causality",

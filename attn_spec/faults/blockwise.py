@@ -75,7 +75,7 @@ def _poisoned(parts: int) -> Block:
 def _poisoned_block(size: int) -> Block:
     def normalise(s: Tensor) -> Tensor:
         lse = torch.logsumexp(s, dim=-1, keepdim=True)
-        split = s.split(size, dim=-1)
+        split = torch.split(s, size, dim=-1)
         return torch.cat([torch.softmax(x, -1) * torch.exp(torch.logsumexp(x, -1, True) - lse) for x in split], -1)
 
     return normalise

@@ -31,6 +31,7 @@ Block = Callable[..., Any]
 F = TypeVar("F", bound=Block)
 
 FAULTS: dict[str, Fault] = {}
+THEMES = {"biases": "scaling", "hiding": "masking", "broadcasting": "masking", "blockwise": "numerics"}  # of a module
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Fault:
     def theme(self) -> str:
         """The theme of the laws that it breaks first."""
         module = next(iter(self.blocks.values())).__module__.rpartition(".")[2]
-        return {"hiding": "masking", "broadcasting": "masking", "blockwise": "numerics"}.get(module, module)
+        return THEMES.get(module, module)
 
     @cached_property
     def pipeline(self) -> Pipeline:

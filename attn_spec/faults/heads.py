@@ -172,9 +172,9 @@ def kv_heads_tiled_in_second_half(x: Tensor, heads: int, grouping: str) -> Tenso
     advice="Read the same key/value head in every split of the keys.",
 )
 def kv_heads_first_in_second_half(x: Tensor, heads: int, grouping: str) -> Tensor:
-    group, half = heads // x.shape[1], x.shape[2] // 2
-    first = x[:, :1, half:].expand(-1, heads, -1, -1)
-    return torch.cat([x[:, :, :half].repeat_interleave(group, dim=1), first], dim=2)
+    group = heads // x.shape[1]
+    first, half = x[:, :1].expand(-1, heads, -1, -1), x.shape[2] // 2
+    return torch.cat([x[:, :, :half].repeat_interleave(group, dim=1), first[:, :, half:]], dim=2)
 
 
 # split and merged ----------------------------------------------------------------------------------------------------

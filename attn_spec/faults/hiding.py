@@ -1,4 +1,4 @@
-"""Faults of hiding: with what hidden keys are filled, and when; for all of them, for the mask alone, for the future alone.
+"""Faults of hiding: with what hidden keys are filled, and when; all of them, those of the mask, or those of the future.
 
 A mask that is added brings its own -inf and counts as no hiding here, but for the faults that say so.
 """
@@ -112,6 +112,16 @@ def _lowest_added(masked: bool, future: bool) -> Block:
     return hide
 
 
+def _half_lowest_added(masked: bool, future: bool) -> Block:
+    def hide(s: Tensor, visible: Tensor | None, past: Tensor | None) -> Tensor:
+        for seen, finite in ((visible, masked), (past, future)):
+            if seen is not None:
+                s = s + torch.zeros_like(s).masked_fill(~seen, torch.finfo(s.dtype).min / 2 if finite else -torch.inf)
+        return s
+
+    return hide
+
+
 def _highest(masked: bool, future: bool) -> Block:
     def hide(s: Tensor, visible: Tensor | None, past: Tensor | None) -> Tensor:
         for seen, positive in ((visible, masked), (past, future)):
@@ -142,9 +152,16 @@ EXTREMES = (
     ),
     (
         "hidden-by-adding-lowest",
-        "a huge negative number is added to {}: a row that is empty only by mask and causality together sees keys",
+        "the lowest finite number is added to {}: a row that mask and causality empty only together sees keys",
         _lowest_added,
         ("microsoft/onnxruntime#14363", "huggingface/transformers#18185"),
+        "Combine the masks and fill with -inf.",
+    ),
+    (
+        "hidden-by-adding-half-lowest",
+        "half the lowest finite number is added to {}: a row that mask and causality empty only together sees keys",
+        _half_lowest_added,
+        ("microsoft/onnxruntime#14363",),
         "Combine the masks and fill with -inf.",
     ),
     (
@@ -223,7 +240,10 @@ def _zero_late(masked: bool, future: bool) -> Block:
     def settle(p: Tensor, s: Tensor, visible: Tensor | None, past: Tensor | None, empty_rows: str) -> Tensor:
         for seen, late in ((visible, masked), (past, future)):
             p = p.masked_fill(~seen, 0.0) if late and seen is not None else p
-        return p
+        if empty_rows == "zero" or not p.shape[-1]:
+            return p
+        value = 1 / p.shape[-1] if empty_rows == "mean" else torch.nan
+        return torch.where((s > -torch.inf).any(dim=-1, keepdim=True), p, value)
 
     return settle
 
@@ -232,7 +252,11 @@ def _zero_late_and_divide(masked: bool, future: bool) -> Block:
     def settle(p: Tensor, s: Tensor, visible: Tensor | None, past: Tensor | None, empty_rows: str) -> Tensor:
         for seen, late in ((visible, masked), (past, future)):
             p = p.masked_fill(~seen, 0.0) if late and seen is not None else p
-        return p / p.sum(dim=-1, keepdim=True)
+        p = p / p.sum(dim=-1, keepdim=True)
+        if empty_rows == "zero" or not p.shape[-1]:
+            return p
+        value = 1 / p.shape[-1] if empty_rows == "mean" else torch.nan
+        return torch.where((s > -torch.inf).any(dim=-1, keepdim=True), p, value)
 
     return settle
 

@@ -35,6 +35,14 @@ def output(implementation: Implementation, arguments: Arguments) -> Tensor:
             hint=_shape_hint(tuple(out.shape), expected),
             merge="output-shape",
         )
+    if out.dtype != arguments.q.dtype:
+        raise Violation(
+            f"the output is {out.dtype}, expected {arguments.q.dtype} as q",
+            evidence={"expected": str(arguments.q.dtype), "received": str(out.dtype)},
+            hint="cast back with `.to(q.dtype)` before returning",
+            merge="output-dtype",
+            setup="assert impl_output.dtype == q.dtype, f'{impl_output.dtype} for {q.dtype} inputs'",
+        )
     return out
 
 

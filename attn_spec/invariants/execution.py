@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from attn_spec.adapters.function import FunctionAdapter
 from attn_spec.adapters.implementation import Implementation
-from attn_spec.invariants.comparison import agrees, arguments_for, output
+from attn_spec.invariants.comparison import agrees, answer_to, arguments_for, output, require_within, same
 from attn_spec.law import Unsupported, Violation, law
 from attn_spec.problem import Problem
 
@@ -39,6 +42,8 @@ def global_state_unchanged(implementation: Implementation, problem: Problem) -> 
     """
     implementation.disturbed.clear()
     implementation(arguments_for(implementation, problem))
+    with torch.no_grad():
+        implementation(arguments_for(implementation, problem))
     if implementation.disturbed:
         changes = "; ".join(f"{name}: {how}" for name, how in implementation.disturbed.items())
         raise Violation(
@@ -61,7 +66,7 @@ def strided_inputs(implementation: Implementation, problem: Problem) -> None:
 
 @law("ATN1204", "calls-independent", "A second call is independent of the first")
 def calls_independent(implementation: Implementation, problem: Problem) -> None:
-    """f(a), f(b), f(a): the first and the third are the same, and the first result is still what it was
+    """f(a), f(b), f(a): all right, the first and the third the same, and the first result still what it was
 
     Why: a buffer or a cached mask kept between calls answers the second question with the first one's data.
     Example: a causal mask cached by the first length seen.
@@ -69,15 +74,16 @@ def calls_independent(implementation: Implementation, problem: Problem) -> None:
     arguments = arguments_for(implementation, problem)
     first = output(implementation, arguments)
     kept = first.clone()
-    other = arguments_for(implementation, problem.replace(seed=problem.seed + 1))
-    output(implementation, other)
+    other = problem.replace(seed=problem.seed + 1)
+    second = answer_to(implementation, other).compare(output(implementation, arguments_for(implementation, other)))
+    require_within(second, "output", because="after a call with other inputs", merge="stateful")
     again = output(implementation, arguments_for(implementation, problem))
     overwritten = implementation.disturbed.pop("the output of an earlier call", "")
-    if overwritten or not torch.equal(first, kept):
+    if overwritten or not torch.equal(first.nan_to_num(), kept.nan_to_num()):
         raise Violation("a later call wrote into the output of an earlier one", merge="aliasing")
-    close = (again.double() - kept.double()).abs() <= 1e-2 * (1 + kept.double().abs())
-    if not bool((close | (again.isnan() & kept.isnan())).all()):
-        raise Violation("the same inputs give another output after a call with other inputs", merge="stateful")
+    worst = same(again, kept, answer_to(implementation, problem).bounds.output)
+    because = "the same inputs give another output after a call with other inputs"
+    require_within(worst, "output", because=because, merge="stateful")
 
 
 @law("ATN1205", "parameters-understood", "No parameter's name is nearly, but not quite, one that is known")
@@ -99,3 +105,93 @@ def parameters_understood(implementation: Implementation, problem: Problem) -> N
         )
     if signature.not_understood:
         raise Unsupported(f"no {signature.not_understood[0]} parameter is known by that name")
+
+
+@law("ATN1206", "deterministic", "The same call gives the same output")
+def deterministic(implementation: Implementation, problem: Problem) -> None:
+    """f(a) = f(a) = f(a), within the bound; the bits may differ
+
+    Why: what differs from call to call can't be debugged, and a race shows now and then only.
+    Example: dropout that is on by default; blocks that are merged before all are done.
+    """
+    arguments = arguments_for(implementation, problem)
+    bound = answer_to(implementation, problem).bounds.output
+    first = output(implementation, arguments)
+    for _ in range(2):
+        worst = same(output(implementation, arguments), first, bound)
+        require_within(worst, "output", because="the same call again gives another output", merge="random")
+
+
+@law("ATN1207", "batch-of-one", "A sample alone gives what it gives in a batch")
+def batch_of_one(implementation: Implementation, problem: Problem) -> None:
+    """f(q[b:b+1], k[b:b+1], v[b:b+1], mask of b) = f(q, k, v, mask)[b], within the bound
+
+    Why: what a sample's output is must not depend on the company it came in.
+    Example: a maximum or a mask taken over the whole batch; an index that is right for b = 0 only.
+    """
+    arguments = arguments_for(implementation, problem)
+    whole = output(implementation, arguments)
+    bound = answer_to(implementation, problem).bounds.output
+    mask = arguments.mask
+    by_sample = mask is not None and (arguments.form == "key-padding" or (mask.dim() == 4 and mask.shape[0] > 1))
+    for b in range(problem.batch):
+        q, k, v = (x[b : b + 1] for x in (arguments.q, arguments.k, arguments.v))
+        part = mask[b : b + 1] if mask is not None and by_sample else mask
+        got = output(implementation, arguments.replace(q=q, k=k, v=v, mask=part))
+        worst = same(got, whole[b : b + 1], bound[b : b + 1])
+        require_within(worst, "output", because=f"sample {b} alone gives another output than in the batch")
+
+
+@law("ATN1208", "reads-inside", "Nothing outside of the inputs is read, nor memory that was never written")
+def reads_inside(implementation: Implementation, problem: Problem) -> None:
+    """q, k, v stand between guards of NaN, and freed memory holds NaN: no NaN comes out
+
+    Why: a load past the end of a block is harmless until other data lies there.
+    Example: a tail that is loaded whole and multiplied by a mask of 0; `torch.empty` for rows that are never written.
+    """
+    agrees(implementation, problem)
+
+
+@law("ATN1209", "operator-registration", "A registered operator is registered right")
+def operator_registration(implementation: Implementation, problem: Problem) -> None:
+    """torch.library.opcheck: schema, autograd registration, fake tensors
+
+    Why: an operator whose schema or fake kernel is wrong breaks under torch.compile, far from here.
+    Example: a kernel that mutates an input its schema calls read-only.
+    """
+    adapter = implementation.adapter
+    function = getattr(adapter, "function", None)
+    operator: Any = getattr(function, "signature_of", function)
+    custom = isinstance(operator, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    if not isinstance(adapter, FunctionAdapter) or not custom or "aten::" in str(operator._qualified_op_name):
+        raise Unsupported("not a registered operator")
+    args, kwargs = adapter.call_arguments(arguments_for(implementation, problem))
+    try:
+        torch.library.opcheck(operator, tuple(args), kwargs)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:400]
+        raise Violation(f"torch.library.opcheck: {reason}", merge="opcheck") from error
+
+
+@law("ATN1210", "output-apart", "The output shares no memory with an input")
+def output_apart(implementation: Implementation, problem: Problem) -> None:
+    """the storage of out is none of those of q, k, v
+
+    Why: writing into the output, as dropout in place does, would change the input.
+    Example: `v.expand(...)` returned for a single key; q returned as it is.
+    """
+    implementation.disturbed.clear()
+    arguments = arguments_for(implementation, problem)
+    out = implementation(arguments).output
+    shared = [name for name in "qkv" if _same_storage(out, getattr(arguments, name))]
+    elsewhere = implementation.disturbed.pop("the output", "")
+    if shared or elsewhere:
+        raise Violation(
+            f"the output shares memory with {', '.join(shared) or 'an input'}",
+            hint="return a tensor of its own: `.clone()`",
+            merge="output-aliases-input",
+        )
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.numel()) and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

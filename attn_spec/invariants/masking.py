@@ -143,7 +143,7 @@ def _poisoned(arguments: Arguments, visible: Tensor, value: float) -> Arguments:
     return arguments.replace(k=k, v=v)
 
 
-def _smoothing_error(implementation: Implementation, arguments: Arguments, value: float) -> Tensor:
+def smoothing_error(implementation: Implementation, arguments: Arguments, value: float) -> Tensor:
     """What honest K-smoothing loses, which takes the mean of all keys off first, hidden ones of this size included.
 
     A logit is then a difference of numbers of size |scale| |q|_1 value; a leak moves the output by `value` itself.
@@ -164,7 +164,7 @@ def hidden_keys_have_no_influence(implementation: Implementation, problem: Probl
     """
     arguments = arguments_for(implementation, problem)
     visible = visible_keys(implementation, problem)
-    bound = answer_to(implementation, problem).bounds.output + _smoothing_error(implementation, arguments, 1e4)
+    bound = answer_to(implementation, problem).bounds.output + smoothing_error(implementation, arguments, 1e4)
     before = output(implementation, arguments)
     for value in (1e4, -1e4):
         after = output(implementation, _poisoned(arguments, visible, value))

@@ -101,7 +101,7 @@ def default_scale(implementation: Implementation, problem: Problem) -> None:
 def explicit_scale(implementation: Implementation, problem: Problem) -> None:
     """s_ij = scale q_i.k_j
 
-    Why: a given scale that is ignored, inverted or applied on top of the default goes unnoticed at the default.
+    Why: a given scale that is ignored, inverted or applied on top of the default goes unseen at the default.
     Example: `scores / scale`; q scaled before a call that scales again.
     """
     assert problem.scale is not None
@@ -118,11 +118,11 @@ def scale_and_bias(implementation: Implementation, problem: Problem) -> None:
     agrees(implementation, problem)
 
 
-@law("ATN304", "edge-scales", "A scale of zero and a negative scale are taken as they are", advisory=True)
+@law("ATN304", "edge-scales", "With causal, a scale of zero or below is taken as it is", advisory=True)
 def edge_scales(implementation: Implementation, problem: Problem) -> None:
-    """scale = 0: uniform weights. scale < 0: the softmax of negated products. (Advisory, red when strict.)
+    """scale = 0: uniform weights. scale < 0: the softmax of negated products (advisory, red when strict)
 
-    Why: `scale or default` takes 0 for absent; a maximum taken before the scale overflows below 0.
+    Why: a mask of -inf that is scaled afterwards is +inf below 0, and NaN at 0.
     Example: torch's CPU kernel gives NaN for a scale of 0 with is_causal.
     """
     arguments = arguments_for(implementation, problem)
@@ -138,5 +138,15 @@ def scale_in_full(implementation: Implementation, problem: Problem) -> None:
 
     Why: flags that are dropped in combination are the commonest hard bug.
     Example: a fast path for causal that forgets the given scale.
+    """
+    agrees(implementation, problem)
+
+
+@law("ATN306", "zero-scale", "A scale of zero or below is taken as it is")
+def zero_scale(implementation: Implementation, problem: Problem) -> None:
+    """scale = 0: uniform weights. scale < 0: the softmax of the negated products.
+
+    Why: a learned temperature may pass through 0, and an ablation sets it there.
+    Example: `scale = scale or q.shape[-1] ** -0.5`; a row maximum taken before a negative scale, which overflows.
     """
     agrees(implementation, problem)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from attn_spec import engine
 from attn_spec.adapters.implementation import Implementation, described
 from attn_spec.engine import CheckResult, KnownFailure
+from attn_spec.law import LAWS, THEMES
 from attn_spec.problem import Problem
 from attn_spec.report.reproducer import reproducer
 
@@ -34,6 +35,10 @@ APART = {
     "stateful",
     "sys.exit",
 }
+# laws of everything at once and of two answers that should agree, which say least about a cause
+BROAD = ("ATN106", "ATN206", "ATN212", "ATN213", "ATN520", "ATN521", "ATN803", "ATN807")
+# of the violations apart, the ones from which wrong numbers follow; they come before any diagnosis
+FIRST = ("process-died", "hangs", "sys.exit", "returns", "inputs-modified", "mask-modified", "global-state")
 
 
 @dataclass
@@ -75,6 +80,7 @@ class Judgement:
     command: str = ""
     undiagnosed: str = "no fault of the catalogue gives what it gave on all problems alike"
     _scripts: dict[int, str] = field(default_factory=dict, repr=False)
+    _smallest: dict[int, CheckResult] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.nodeids = self.nodeids or [""] * len(self.results)
@@ -102,9 +108,26 @@ class Judgement:
     def reproducer(self, result: CheckResult) -> str:
         """A script that shows a violation; tried out where people see it, unless the implementation is slow."""
         if id(result) not in self._scripts:
-            shown = result.duration_s < SLOW_S and any(merged.first is result for merged in self.merged())
+            people_see = any(result in (merged.first, self._smallest.get(id(merged.first))) for merged in self.merged())
+            shown = result.duration_s < SLOW_S and people_see
             self._scripts[id(result)] = reproducer(self.implementation, result.problem, result, check=shown)
         return self._scripts[id(result)]
+
+    def smallest(self, one: Merged) -> CheckResult:
+        """A violation on the smallest problem that shows it, sought within half a second; `one.first` where none is."""
+        first = one.first
+        if id(first) not in self._smallest:
+            self._smallest[id(first)] = first
+            if first.duration_s < SLOW_S / 4 and first.merge not in (*FIRST, "required") and first.code in LAWS:
+                from attn_spec.shrink import smaller
+
+                subject, law = engine.Subject(self.implementation), LAWS[first.code]
+                problem = smaller(subject, law, first.problem, budget_s=SLOW_S / 2)
+                if problem != first.problem:
+                    again = subject.judge(law, problem, first.test)
+                    same = again.outcome == "failed" and again.merge == first.merge
+                    self._smallest[id(first)] = again if same else first
+        return self._smallest[id(first)]
 
     def merged(self) -> list[Merged]:
         """The violations, each fact once; in the order of their codes."""
@@ -131,6 +154,34 @@ class Judgement:
             self.diagnosis = diagnose(self.implementation, self.problems_to_diagnose(), otherwise=otherwise)
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
+
+    @property
+    def telling(self) -> Merged | None:
+        """The violation to show first: what others follow from, of the diagnosed theme, one that knows its cause.
+
+        Without a diagnosis, a law that fails more often than not comes before one that fails here and there.
+        """
+        themes = {found.fault.theme for found in self.diagnosis}
+
+        def rank(one: Merged) -> tuple[bool, bool, bool, bool, bool, float]:
+            result = one.first
+            conventional, specific = result.merge.startswith("convention:"), bool(result.merge or result.hint)
+            theme = THEMES.get(int(result.code[3:]) // 100, "")
+            often = one.failed if themes else one.failed / max(one.tried, 1)
+            broad = not specific and result.code in BROAD
+            return result.merge not in FIRST, theme not in themes, not conventional, not specific, broad, -often
+
+        return min(self.merged(), key=rank, default=None)
+
+    @property
+    def headline(self) -> str:
+        """What is wrong, in one sentence: the diagnosis, else a convention, else the most telling violation."""
+        first = self.telling
+        if first is None:
+            return ""
+        if self.diagnosis and first.first.merge not in FIRST:
+            return self.diagnosis[0].fault.title
+        return f"{first.first.title}: {' '.join(first.first.message.split())}"
 
     @property
     def explained(self) -> list[str]:

@@ -39,6 +39,19 @@ def sliced(x):
     wide[..., 3:-3] = x
     return wide[..., 3:-3]
 ''',
+    "stepped": '''
+def stepped(x):
+    """Every other channel of a tensor that is twice as wide, with junk in between."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 1e4, dtype=x.dtype)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+''',
+    "guarded": '''
+def guarded(x):
+    """Contiguous in the middle of a storage that is NaN before and after."""
+    guard = x.new_full((64,), torch.nan)
+    return torch.cat([guard, x.flatten(), guard])[64 : 64 + x.numel()].view(x.shape)
+''',
     "state": """
 def state():
     modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
@@ -49,6 +62,9 @@ LAYOUTS = {
     "contiguous": "{}",
     "transposed": "{}.transpose(1, 2).contiguous().transpose(1, 2)",
     "sliced": "sliced({})",
+    "guarded": "guarded({})",
+    "stepped": "stepped({})",
+    "expanded": "{}[:1].expand(x.shape)",
 }
 Lines = list[str]
 _in_tuples: WeakKeyDictionary[Implementation, bool] = WeakKeyDictionary()  # whether the output comes in a tuple

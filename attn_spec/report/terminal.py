@@ -44,6 +44,10 @@ def lines(judgement: Judgement, *, verbose: bool = False) -> Iterator[Line]:
 
 def _diagnosis(judgement: Judgement) -> Iterator[Line]:
     found = list(judgement.diagnosis)
+    headline = judgement.headline
+    if headline and not (found and headline == found[0].fault.title):
+        yield from _wrapped(headline, "")
+        yield Line()
     if not found and judgement.with_outcome("failed"):
         yield Line(judgement.undiagnosed)
         yield Line()
@@ -60,9 +64,9 @@ def _diagnosis(judgement: Judgement) -> Iterator[Line]:
 
 
 def _violations(judgement: Judgement, verbose: bool) -> Iterator[Line]:
-    merged = judgement.merged()
+    merged, telling = judgement.merged(), judgement.telling
     explained = set(judgement.explained)
-    first = _most_telling(merged, judgement)
+    first = next((one for one in merged if telling and one.first is telling.first), None)
     in_full: list[Merged] = []
     briefly: list[Merged] = []
     for one in sorted(merged, key=lambda m: (m is not first, set(m.codes) <= explained)):
@@ -78,23 +82,6 @@ def _violations(judgement: Judgement, verbose: bool) -> Iterator[Line]:
         yield Line()
 
 
-def _most_telling(merged: list[Merged], judgement: Judgement) -> Merged | None:
-    """The violation to show first: of the diagnosed fault's theme, a convention, one that knows what it measured."""
-    themes = {found.fault.theme for found in judgement.diagnosis}
-
-    def rank(one: Merged) -> tuple[bool, bool, bool, int]:
-        conventional, specific = one.first.merge.startswith("convention:"), bool(one.first.merge or one.first.hint)
-        return (_theme(one.first) not in themes, not conventional, not specific, -one.failed)
-
-    return min(merged, key=rank, default=None)
-
-
-def _theme(result: CheckResult) -> str:
-    from attn_spec.law import THEMES
-
-    return THEMES.get(int(result.code[3:]) // 100, "")
-
-
 def _name(one: Merged) -> str:
     more = [code for code in one.codes if code != one.first.code]
     also = f" (and {', '.join(more)})" if more else ""
@@ -104,7 +91,7 @@ def _name(one: Merged) -> str:
 
 
 def _violation(judgement: Judgement, one: Merged, *, with_reproducer: bool) -> Iterator[Line]:
-    result = one.first
+    result = judgement.smallest(one) if with_reproducer else one.first
     yield Line(f"{_name(one)}: {result.title}", {"bold": True, "red": True})
     yield from _wrapped(result.message, "  ")
     if result.evidence.get("bound_from"):

@@ -37,12 +37,17 @@ class Test(Protocol):
 Suite = Sequence[Test]
 
 
-def tries(law: Law, *problems: Problem | Sequence[Problem], ci: Sequence[Problem] = ()) -> Test:
-    """A test of a law on problems. The profiles `ci` and `deep` add the problems of `ci` and more draws of each."""
+def tries(
+    law: Law, *problems: Problem | Sequence[Problem], ci: Sequence[Problem] | Callable[[], Sequence[Problem]] = ()
+) -> Test:
+    """A test of a law on problems. The profiles `ci` and `deep` add the problems of `ci` and more draws of each.
+
+    A function for `ci` is called where its problems are asked for, and not before.
+    """
     quick = [p for given in problems for p in ([given] if isinstance(given, Problem) else given)]
 
     def chosen(profile: str) -> list[Problem]:
-        several = quick if profile == "quick" else [*quick, *ci]
+        several = quick if profile == "quick" else [*quick, *(ci() if callable(ci) else ci)]
         drawn = [p.replace(seed=p.seed + 100 * n) for n in range(SEEDS[profile]) for p in several]
         return list(dict.fromkeys(drawn))
 

@@ -1,7 +1,7 @@
 """Execution: which problems each law is tried on."""
 
 from attn_spec.invariants import execution as law
-from attn_spec.masks import Causal, Visible
+from attn_spec.masks import Bias, Causal, Delivery, Visible
 from attn_spec.problem import Problem
 from attn_spec.suites.suite import both, tries
 
@@ -13,14 +13,36 @@ MASKED = PLAIN.replace(mask=(Visible("BHQK"),))
 test_inputs_unchanged = tries(
     law.inputs_unchanged, PLAIN, GROUPED, CAUSAL, MASKED, PLAIN.replace(scale=0.3), PLAIN.replace(layout="transposed")
 )
-test_global_state_unchanged = tries(law.global_state_unchanged, PLAIN, GROUPED, CAUSAL, MASKED)
+test_global_state_unchanged = tries(
+    law.global_state_unchanged, both(PLAIN, GROUPED, CAUSAL, MASKED), PLAIN.replace(scale=0.3)
+)
 test_strided_inputs = tries(
     law.strided_inputs,
     both(PLAIN.replace(layout="transposed")),
     PLAIN.replace(layout="sliced"),
     GROUPED.replace(layout="transposed"),
     CAUSAL.replace(layout="sliced"),
+    [PLAIN.replace(layout=layout) for layout in ("expanded", "stepped")],
+    GROUPED.replace(layout="expanded"),
     MASKED.replace(layout="transposed"),
 )
-test_calls_independent = tries(law.calls_independent, PLAIN, CAUSAL, MASKED)
+test_calls_independent = tries(
+    law.calls_independent,
+    PLAIN,
+    CAUSAL,
+    MASKED,
+    [CAUSAL.replace(mask=(Causal(), Visible(axes)), delivery=Delivery("bool", axes)) for axes in ("QK", "BHQK")],
+    MASKED.replace(mask=(Bias("QK"),), delivery=Delivery("additive", "QK")),
+)
 test_parameters_understood = tries(law.parameters_understood, PLAIN)
+test_deterministic = tries(law.deterministic, PLAIN, CAUSAL.replace(q_len=40, kv_len=40))
+test_batch_of_one = tries(law.batch_of_one, PLAIN, GROUPED.replace(batch=3), CAUSAL, MASKED)
+test_reads_inside = tries(
+    law.reads_inside,
+    both(PLAIN.replace(layout="guarded")),
+    PLAIN.replace(layout="guarded", q_len=17, kv_len=33),
+    CAUSAL.replace(layout="guarded", q_len=70, kv_len=70),
+    MASKED.replace(mask=(Visible("BHQK", empty_rows=(2,)),), layout="guarded"),
+)
+test_operator_registration = tries(law.operator_registration, PLAIN)
+test_output_apart = tries(law.output_apart, PLAIN, PLAIN.replace(q_len=1, kv_len=1), PLAIN.replace(kv_len=1))

@@ -25,6 +25,7 @@ SHAPES = [
     shaped("BK", "B11K"),
     shaped("HK", "1H1K"),
     shaped("K", "1K"),
+    MASKED.replace(mask=(Visible("HQ", empty_rows=(2, 5)),), delivery=Delivery("bool", "1HQ1")),
     shaped("BHK", "BH1K", base=CROSS),
 ]
 
@@ -45,6 +46,7 @@ test_bool_mask = tries(
     MASKED.replace(q_len=65, kv_len=65, batch=1),
     MASKED.replace(mask=(KeyPadding((9, 4)),)),
     MASKED.replace(mask=(KeyPadding((9, 4), left=True),)),
+    [MASKED.replace(kv_len=150, q_len=5, mask=(KeyPadding((100, 9), left=left),)) for left in (True, False)],
     CROSS.replace(mask=(Visible("BHQK", density=0.15),), kv_len=70),
     MASKED.replace(q_len=1),
     CROSS.replace(q_len=1, kv_len=70, mask=(Visible("BHQK"),)),

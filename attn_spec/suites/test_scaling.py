@@ -42,13 +42,20 @@ test_scale_and_bias = tries(
 )
 test_edge_scales = tries(
     law.edge_scales,
-    FULL.replace(scale=0.0),
-    FULL.replace(scale=-0.5),
     SQUARE.replace(scale=0.0),
     SQUARE.replace(scale=-0.5),
 )
+test_zero_scale = tries(
+    law.zero_scale,
+    FULL.replace(scale=0.0),
+    FULL.replace(kv_heads=4, v_dim=24, scale=0.0),
+    FULL.replace(kv_heads=4, v_dim=24, scale=-0.5),
+    FULL.replace(kv_heads=4, v_dim=24, scale=-0.5, values="large"),
+)
 test_scale_in_full = tries(
     law.scale_in_full,
+    FULL.replace(scale=0.35, q_len=1),
+    FULL.replace(kv_heads=4, v_dim=24, scale=0.35, q_len=1, kv_len=70),
     both(FULL.replace(scale=0.35)),
     FULL.replace(scale=0.35, mask=(Causal(),), kv_len=6),
     FULL.replace(scale=0.35, mask=(Visible("BHQK"),)),

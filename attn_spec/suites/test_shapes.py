@@ -39,6 +39,7 @@ test_edge_sizes = tries(
     sized(9, head_dim=80, v_dim=80),
     sized(9, head_dim=128, v_dim=128),
     sized(65).replace(dtype="bfloat16"),
+    [sized(2, kv_len=2, q_len=16).replace(dtype=dtype, values="mild") for dtype in ("bfloat16", "float16")],
     sized(65).replace(mask=(Causal(),)),
     sized(129).replace(mask=(Visible("BHQK"),)),
     sized(257, heads=1),

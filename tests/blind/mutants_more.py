@@ -2537,7 +2537,7 @@ _ALL = [
     Mutant(
         sdp_grouped_branch,
         "causal-lost-under-gqa",
-        "huggingface/transformers#48748",
+        "keras-team/keras#23038",
         "The branch for grouped heads never applies is_causal.",
     ),
     Mutant(
@@ -2555,7 +2555,7 @@ _ALL = [
     Mutant(
         sdp_exp2,
         "additive-mask-not-in-base-two-units",
-        "tenstorrent/tt-metal#42891",
+        "own",
         "Scores are multiplied by log2(e) but an additive mask is not.",
     ),
     Mutant(
@@ -2579,7 +2579,7 @@ _ALL = [
     Mutant(
         sdp_mask_pointer,
         "mask-inner-stride-assumed-one",
-        "pytorch/pytorch#147460",
+        "own",
         "A mask that is not contiguous in its last axis is read with stride 1.",
     ),
     Mutant(
@@ -2591,7 +2591,7 @@ _ALL = [
     Mutant(
         sdp_out_pool,
         "result-overwritten-by-next-call",
-        "gpu-mode/kernelbot#501",
+        "own",
         "Calls of equal shape return one and the same tensor, so an earlier result changes later.",
     ),
     Mutant(
@@ -2615,13 +2615,13 @@ _ALL = [
     Mutant(
         sdp_block_bound,
         "causal-key-tiles-rounded-down",
-        "triton-lang/triton#609",
+        "own",
         "The causal bound on the key loop is rounded down, so some rows past 32 miss near keys.",
     ),
     Mutant(
         sdp_matrix_max,
         "one-maximum-for-all-rows",
-        "facebookresearch/detr#247",
+        "own",
         "Rows far below the largest score of the matrix underflow to zero.",
     ),
     Mutant(
@@ -2641,7 +2641,7 @@ _ALL = [
         sdp_pad_keys,
         "padding-keys-visible-when-causal-and-more-queries",
         "pytorch/pytorch#159247",
-        "Padding keys are hidden only by the triangle, so causal rows past Sk attend to zeros.",
+        "Without a mask, padding keys are hidden only by the triangle, so causal rows past Sk see zero keys.",
     ),
     Mutant(
         sdp_pad_channels,
@@ -2700,19 +2700,19 @@ _ALL = [
     Mutant(
         sdp_one_query,
         "causal-skipped-for-one-query",
-        "lucidrains/x-transformers#187",
+        "own",
         "is_causal has no effect for a single query row, which then sees all keys.",
     ),
     Mutant(
         sdp_merged_booleans,
         "bool-mask-ored-with-causal",
-        "osaurus-ai/vmlx-swift#185",
+        "own",
         "A boolean mask and is_causal are joined by OR.",
     ),
     Mutant(
         sdp_bias_choice,
         "float-mask-replaces-causal",
-        "keras-team/keras#23038",
+        "huggingface/transformers#48748",
         "An additive mask takes the place of the causal bias.",
     ),
     Mutant(
@@ -2754,26 +2754,26 @@ _ALL = [
     Mutant(
         sdp_scale_or,
         "zero-scale-read-as-default",
-        "NVIDIA/Megatron-LM#6590",
+        "own",
         "scale=0.0 is taken as not given.",
     ),
     Mutant(
         sdp_small_bias,
         "additive-mask-rounded-to-bfloat16",
-        "pytorch/pytorch#191612",
+        "own",
         "An additive mask is rounded to bfloat16 whatever the dtype.",
     ),
     Mutant(
         sdp_wide_value,
         "bottom-right-causal-when-value-width-differs",
-        "Dao-AILab/flash-attention#282",
+        "own",
         "The path for unequal widths aligns the causal triangle to the bottom right.",
     ),
     Mutant(
         sdp_lowest_is_hidden,
         "lowest-finite-mask-treated-as-hidden",
-        "pytorch/pytorch#109517",
-        "Rows masked by the lowest finite number give zeros instead of a mean.",
+        "own",
+        "The lowest finite number in a float mask counts as -inf, so a row of it gives zeros and no mean.",
     ),
     Mutant(
         sdp_one_address,
@@ -2784,7 +2784,7 @@ _ALL = [
     Mutant(
         sdp_left_padding,
         "key-loop-ends-at-first-hidden-tile",
-        "huggingface/transformers#17306",
+        "own",
         "The key loop stops at the first tile hidden for all rows instead of passing over it.",
     ),
     Mutant(
@@ -2845,7 +2845,7 @@ _ALL = [
     Mutant(
         fa_head_pairs,
         "head-pair-straddles-kv-groups",
-        "PSAL-POSTECH/ONNXim#34",
+        "own",
         "Two query heads share a key head, which is wrong where a group of odd size ends.",
     ),
     Mutant(
@@ -2863,13 +2863,13 @@ _ALL = [
     Mutant(
         fa_sampled_keys,
         "random-keys-past-128",
-        "ROCm/aiter#4350",
+        "own",
         "With more than 128 keys a random 128 of them are used.",
     ),
     Mutant(
         fa_blank_slots,
         "zero-keys-hidden",
-        "huggingface/transformers#30414",
+        "own",
         "A key that is all zeros is taken for an empty slot and hidden.",
     ),
     Mutant(
@@ -2905,7 +2905,7 @@ _ALL = [
     Mutant(
         fa_either_layout,
         "layout-guessed-from-sizes",
-        "pytorch/pytorch#195320",
+        "own",
         "Self attention with fewer rows than heads is read as heads before rows.",
     ),
     Mutant(
@@ -2917,7 +2917,7 @@ _ALL = [
     Mutant(
         fa_past_length,
         "causal-offset-clamped-at-zero",
-        "InfiniTensor/InfiniCore#279",
+        "own",
         "With more queries than keys the causal triangle falls back to the top left.",
     ),
     Mutant(
@@ -2941,7 +2941,7 @@ _ALL = [
     Mutant(
         fa_squeezed,
         "softmax-over-queries-for-one-key",
-        "DEEP-PolyU/KEQA_WSDM19#2",
+        "own",
         "With one key the softmax runs over the query axis.",
     ),
     Mutant(
@@ -2965,7 +2965,7 @@ _ALL = [
     Mutant(
         fa_workspace,
         "workspace-not-cleared",
-        "tile-ai/tilelang#328",
+        "own",
         "The sums of an earlier call of the same shape are still in the workspace.",
     ),
     Mutant(
@@ -2977,7 +2977,7 @@ _ALL = [
     Mutant(
         fa_reach,
         "causal-calls-see-128-keys-back",
-        "huggingface/transformers#29777",
+        "own",
         "Causal calls hide keys 128 or more positions back.",
     ),
     Mutant(
@@ -2989,7 +2989,7 @@ _ALL = [
     Mutant(
         fa_packed_group,
         "packed-causal-rows-misnumbered",
-        "Xilinx/mlir-air#1428",
+        "own",
         "Rows packed by group take their causal position from the wrong digit.",
     ),
     Mutant(
@@ -3007,7 +3007,7 @@ _ALL = [
     Mutant(
         fa_unrolled,
         "odd-last-tile-dropped",
-        "huggingface/diffusers#8837",
+        "own",
         "With an odd number of key tiles above one the last tile is left out.",
     ),
     Mutant(
