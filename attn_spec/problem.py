@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attn_spec import masks, values
 from attn_spec.masks import Alignment, Causal, Delivery, Form, Part
+from attn_spec.values import Sizes
 
 DTYPES = {
     "float64": torch.float64,
@@ -227,7 +228,7 @@ class Problem:
         return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
 
     @property
-    def _drawn_sizes(self) -> tuple[int, int, int, int, int, int, int]:
+    def _drawn_sizes(self) -> Sizes:
         return self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, self.v_dim
 
     def fingerprint(self) -> str:
@@ -245,7 +246,7 @@ SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_dim")
 
 
 @lru_cache(maxsize=64)
-def _drawn(kind: str, sizes: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _drawn(kind: str, sizes: Sizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return values.draw(kind, sizes, seed)
 
 

@@ -8,6 +8,7 @@ numbers, rounded.
 import torch
 from torch import Tensor
 
+Sizes = tuple[int, int, int, int, int, int, int]  # B, H, Hkv, Sq, Sk, D, Dv
 VALUES = ("sharp", "mild", "large", "shared-key", "deep", "flat", "tiny", "huge", "repeated")
 
 

@@ -127,8 +127,8 @@ def test_fault_is_explained(fault: Fault) -> None:
 
 
 def test_diff_reads_as_the_change() -> None:
-    assert named("scale-missing").diff == "- return q @ k.mT * scale\n+ return q @ k.mT"
-    assert "+ whole = max(s.shape[-1] // 64, 1) * 64" in named("tail-keys-dropped-64").diff
+    assert named("scale-missing").diff == "- return q @ k.mT\n+ return q @ k.mT * scale"
+    assert "- whole = max(s.shape[-1] // 64, 1) * 64" in named("tail-keys-dropped-64").diff
 
 
 @pytest.mark.parametrize("fault", CATALOGUE.values(), ids=lambda f: f.id)
@@ -212,7 +212,7 @@ def test_a_fault_confined_to_some_calls_is_found(name: str) -> None:
     fault = named(name)
     assert name in [d.fault.id for d in diagnose(planted(fault), SMALL, budget_s=20)]
     assert pickle.loads(pickle.dumps(fault)).id == name
-    assert fault.diff.startswith("+ # only if ")
+    assert fault.diff.startswith("- # only if ")
 
 
 def test_rows_without_keys_may_be_guarded() -> None:

@@ -31,11 +31,20 @@ from attn_spec.suites import Test, all_tests
 pytest_plugins = ["pytester"]
 TESTS: dict[str, Test] = {name: test for module, name, test in all_tests() if module == "test_fuzz"}
 MEANINGS = (Meaning(), Meaning(alignment="bottom-right"), Meaning(empty_rows="mean"), Meaning(grouping="tiled"))
-PLANTED = """
-    causal-one-ahead-in-upper-heads mask-ignored-with-groups online-softmax-sum-unrescaled-64 scale-of-v mask-transposed
-    padding-ignored tail-queries-without-diagonal-64 tail-keys-dropped-32 masks-inverted scale-zero-replaced
-    additive-mask-as-bool kv-heads-tiled-in-second-half
-""".split()
+PLANTED = [
+    "causal-one-ahead-in-upper-heads",
+    "mask-ignored-with-groups",
+    "online-softmax-sum-unrescaled-64",
+    "scale-of-v",
+    "mask-transposed",
+    "padding-ignored",
+    "tail-queries-without-diagonal-64",
+    "tail-keys-dropped-32",
+    "masks-inverted",
+    "scale-zero-replaced",
+    "additive-mask-as-bool",
+    "kv-heads-tiled-in-second-half",
+]
 
 
 def fuzz(subject: Subject, profile: str = "quick") -> list[CheckResult]:

@@ -69,10 +69,10 @@ class Fault:
 
     @cached_property
     def diff(self) -> str:
-        """The lines that differ from the right blocks: `- return q @ k.mT * scale`, `+ return q @ k.mT`."""
-        lines = [f"+ # only if {self.condition}"] if self.condition else []
+        """What to mend, from the fault to the right block: `- return q @ k.mT`, `+ return q @ k.mT * scale`."""
+        lines = [f"- # only if {self.condition}"] if self.condition else []
         for name, changed in self.blocks.items():
-            compared = difflib.ndiff(statements(BLOCKS[name]), statements(changed))
+            compared = difflib.ndiff(statements(changed), statements(BLOCKS[name]))
             lines += [line.rstrip() for line in compared if line[0] in "-+"]
         return "\n".join(lines)
 
