@@ -52,9 +52,7 @@ def covering_array(
     for target in sorted(holding, key=lambda found: (len(holding[found]), found)):  # what is rare first
         while target in missing:
             climbed = [_climb(row, factors, gain) for row in sorted(holding[target], key=gain)[-starts:]]
-            best = max([*climbed, max(holding[target], key=gain)], key=gain)
-            if target not in interactions(applies(best) or {}, strength) and gain(best) < 1:
-                best = holding[target][0]
+            best = max(climbed, key=gain)  # has something new, since every row of `holding[target]` has
             rows.append(best)
             missing -= interactions(applies(best) or {}, strength)
     return rows

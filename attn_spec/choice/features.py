@@ -23,7 +23,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "empty": ("no", "yes"),  # whether a row has no visible key
     "mask-strides": ("contiguous", "strided"),
     "scale": ("none", "0.3", "1"),
-    "values": ("sharp", "mild", "large", "shared-key", "deep", "tiny"),
+    "values": ("sharp", "mild", "large", "shared-key", "tiny"),
     "layout": ("contiguous", "transposed", "sliced"),
 }
 
@@ -115,12 +115,10 @@ def _axes(parts: tuple[Part, ...], flag: bool) -> str:
 
 
 def _beyond_honest(problem: Problem) -> bool:
-    """Whether honest code in the dtype may overflow: what is added to float16's lowest number, q.k beyond its range."""
+    """Whether honest code in the dtype may overflow: what is added to float16's lowest number."""
     lowest = problem.masked and problem.delivery.hidden == "min"
     hollow = any(isinstance(part, Visible) and part.empty_rows for part in problem.mask)
-    if lowest and (hollow or (problem.dtype == "float16" and problem.causal is not None)):
-        return True
-    return problem.values == "deep" and problem.dtype == "float16"
+    return lowest and (hollow or (problem.dtype == "float16" and problem.causal is not None))
 
 
 def features(problem: Problem) -> Row:

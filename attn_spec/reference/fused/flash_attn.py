@@ -62,8 +62,18 @@ def _installed() -> Callable[..., Any]:
             f"flash-attn: can't be imported ({error}); install it with `pip install attn-spec[flash]` on a machine with "
             f"CUDA, or without its extension as docs/flash-attn.md says"
         ) from None
+    if not torch.cuda.is_available():
+        _register_on_cpu()
     function: Callable[..., Any] = module.flash_attn_func
     return function
+
+
+def _register_on_cpu() -> None:
+    """flash-attn registers its operators for CUDA only; what they call runs under the interpreter just as well."""
+    interface = importlib.import_module("flash_attn.flash_attn_interface")
+    for name in ("_flash_attn_forward", "_flash_attn_backward"):
+        operator = getattr(interface, name)
+        operator.register_kernel("cpu")(operator._init_fn)
 
 
 def _interpret() -> None:
@@ -103,3 +113,23 @@ def _interpret() -> None:
             return lambda call, **_: call()
 
     driver.set_active(Interpreted())
+    _tune_nothing()
+
+
+def _tune_nothing() -> None:
+    """Take the first configuration of every kernel: under the interpreter there is nothing to choose by time.
+
+    Keys that name no argument of the kernel are left out; flash-attn 2.8 has such, and triton 3.9 refuses them.
+    """
+    import triton
+
+    tuned = triton.autotune
+
+    def autotune(configs: list[Any], key: list[str], **others: Any) -> Callable[[Any], Any]:
+        def decorate(kernel: Any) -> Any:
+            names = [name for name in key if name in kernel.arg_names]
+            return tuned(configs[:1], names, **others)(kernel)
+
+        return decorate
+
+    triton.autotune = autotune
