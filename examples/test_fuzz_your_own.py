@@ -1,9 +1,10 @@
 """Random problems in a property of one's own: `pytest examples/test_fuzz_your_own.py`."""
 
 import torch.nn.functional as F
+from hypothesis import given, settings
+
 from attn_spec import strategies
 from attn_spec.problem import Problem
-from hypothesis import given, settings
 
 
 @settings(max_examples=50, deadline=None)

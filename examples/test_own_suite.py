@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attn_spec.suites.test_causality import *  # noqa: F403
 from torch import Tensor
+
+from attn_spec.suites.test_causality import *  # noqa: F403
 
 
 def my_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:

@@ -32,7 +32,6 @@ from attn_spec.problem import Problem
 from attn_spec.suites.test_combinations import test_features_together as combined
 from attn_spec.tolerance import candidates
 
-combined.__test__ = False  # it is the suite's, and here it is looked at
 torch.set_num_threads(1)
 
 
