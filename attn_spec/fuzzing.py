@@ -27,16 +27,16 @@ from attn_spec.engine import CheckResult, Subject
 from attn_spec.law import Law
 from attn_spec.problem import Problem
 
-EXAMPLES = {"quick": 40, "ci": 400, "deep": 5000}
+EXAMPLES = {"quick": 25, "ci": 400, "deep": 5000}
 IN_VAIN = 30
-SECONDS = {40: 10.0, 400: 60.0, 5000: 600.0}  # for slow implementations; others need a tenth of it
+SECONDS = {25: 10.0, 400: 60.0, 5000: 600.0}  # for slow implementations; others need a tenth of it
 
 
 @dataclass(frozen=True)
 class Search(Problem):
     """Stands for many problems in the id of a check: how many are drawn, from which seed, of which dtypes (all: ())."""
 
-    examples: int = 40
+    examples: int = 25
     dtypes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
