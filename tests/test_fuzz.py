@@ -130,7 +130,7 @@ def test_what_holds_or_does_not_apply_is_left_as_it_is() -> None:
 def test_the_right_pipeline_is_not_accused(meaning: Meaning) -> None:
     results = fuzz(Subject(planted(None, meaning)))
     assert [result.outcome for result in results] == ["passed"] * len(TESTS)
-    assert all(sum(result.evidence["random_problems"].values()) >= 25 for result in results)
+    assert all(sum(result.evidence["random_problems"].values()) >= 15 for result in results)
 
 
 def test_the_problem_of_a_failure_fails_by_itself() -> None:
