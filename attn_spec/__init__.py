@@ -6,6 +6,7 @@ Everything is imported when it is first asked for, so that a pytest run without 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604  (names of `_HOMES`,
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        with warnings.catch_warnings():  # torch warns when it is imported beside no NumPy, which nothing here needs
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'attn_spec' has no attribute {name!r}")
 
 

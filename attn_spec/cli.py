@@ -6,6 +6,7 @@ import argparse
 import difflib
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return USAGE_ERROR
     try:
-        for line in commands[options.command](options):
-            print(line)
+        with warnings.catch_warnings():  # torch warns when it is imported beside no NumPy, which nothing here needs
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            for line in commands[options.command](options):
+                print(line)
     except (UsageError, ValueError) as error:  # TargetError and ConfigError are ValueErrors
         print(f"attn-spec: {error}", file=sys.stderr)
         return USAGE_ERROR

@@ -74,6 +74,7 @@ class ImplementationConfig(_Section):
     target: str | None = None
     layout: str | None = None
     layout_out: str | None = None
+    mask_form: str | None = None
     polarity: str | None = None
     padding_polarity: str | None = None
     alignment: str | None = None

@@ -30,6 +30,7 @@ How = Literal["measured", "declared", "assumed"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "layout": ("BHSD", "BSHD", "SBHD", "NSD", "SD"),
     "layout_out": ("BHSD", "BSHD", "SBHD", "NSD", "SD"),
+    "mask_form": ("both", "bool", "additive"),
     "polarity": ("attend", "masked"),
     "padding_polarity": ("attend", "masked"),
     "alignment": ("top-left", "bottom-right"),
@@ -69,6 +70,7 @@ class Conventions:
     layout_out: Finding = Finding("BHSD", "assumed", "as the input")
     causal: Finding = Finding("never", "assumed", "no causal parameter")
     alignment: Finding = Finding("top-left", "assumed", "torch's is_causal")
+    mask_form: Finding = Finding("both", "assumed", "a mask may be bool or additive, as in torch's SDPA")
     polarity: Finding = Finding("attend", "assumed", "torch's attn_mask")
     padding_polarity: Finding = Finding("masked", "assumed", "nn.MultiheadAttention's key_padding_mask")
     empty_rows: Finding = Finding("zero", "assumed", "torch's value")

@@ -11,7 +11,7 @@ from typing import Any
 
 from attn_spec.adapters.implementation import Implementation, described, is_clear
 from attn_spec.conventions import Finding
-from attn_spec.law import LAWS, Advisory, Law, Refused, Unsupported, Violation
+from attn_spec.law import LAWS, Advisory, Law, NotRun, Refused, Unsupported, Violation
 from attn_spec.masks import Causal
 from attn_spec.problem import Problem
 
@@ -94,6 +94,12 @@ class CheckResult:
         return self.outcome in RED
 
 
+AXES = (
+    *("zero-size", "gqa", "d_v", "head_dim", "tile", "float64", "float32", "bfloat16", "float16", "mask-dtype"),
+    *("mask-rank", "mask-with-causal", "causal-cross", "strides", "scale-value"),
+)
+
+
 def optional_axes(problem: Problem) -> list[str]:
     """The axes of a problem on which an implementation may refuse with a clear exception."""
     p, axes = problem, []
@@ -139,7 +145,8 @@ def axes_alone(problem: Problem, axes: list[str]) -> list[Problem]:
 
 def _deliberate(error: Refused) -> bool:
     """Whether the message reads as a decision of the author, and not as an accident of shapes or dtypes."""
-    return isinstance(error.error, NotImplementedError) or bool(re.search(r"support|implement|not allowed", str(error)))
+    words = r"support|implement|not allowed|without overflow"
+    return isinstance(error.error, NotImplementedError) or bool(re.search(words, str(error)))
 
 
 def as_asked(implementation: Implementation, problem: Problem) -> Problem:
@@ -223,6 +230,8 @@ class Subject:
         required = self.policy.require
         try:
             law(self.implementation, problem)
+        except NotRun as error:
+            return "not-run", error
         except Unsupported as error:
             if {law.code, law.name} & set(required) or _names_parameter(str(error), required):
                 why = Violation(f"required, but {error}", merge="required", hint="`require:` in attn.yaml asks for it")
@@ -254,7 +263,8 @@ class Subject:
         """Whether several axes that it refuses together are each taken by themselves: then it is no refusal of one."""
         if "mask-with-causal" in axes or len(set(axes) - {"tile", "head_dim", "mask-rank"}) < 2:
             return False
-        return all(self._takes(alone) for alone in axes_alone(problem, axes))
+        lengths = Problem(q_len=problem.q_len, kv_len=problem.kv_len, head_dim=64, v_dim=64)
+        return self._takes(lengths) and all(self._takes(alone) for alone in axes_alone(problem, axes))
 
     def _takes(self, problem: Problem) -> bool:
         problem = as_asked(self.implementation, problem)

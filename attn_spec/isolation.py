@@ -48,6 +48,11 @@ def without_conftests(early_config: pytest.Config) -> None:
 def isolate(config: pytest.Config) -> Selection:
     """Make a configured run collect our suites, or what the command line selects of them."""
     option = config.option
+    typed_here = {str(argument) for argument in config.invocation_params.args}
+    for argument in option.file_or_dir:
+        path = argument.partition("::")[0]
+        if argument in typed_here and "suites" not in Path(path).parts and not Path(path).exists():
+            raise pytest.UsageError(f"{argument}: no such file; a judged run takes attn_spec/suites/test_NAME.py")
     selection = select([*option.file_or_dir, *([str(SUITES / "test_replay.py")] if option.attn_replay else [])])
     if option.attn_replay:
         selection.arguments = selection.arguments[-1:]

@@ -65,6 +65,10 @@ class Unsupported(Exception):  # noqa: N818
     """The implementation's signature has no way to ask for what the problem asks."""
 
 
+class NotRun(Unsupported):  # noqa: N818
+    """The check did not run: a budget ended, or the process of the implementation was given up."""
+
+
 class Refused(Exception):  # noqa: N818
     """The implementation raised a clear exception; `error` is that exception."""
 

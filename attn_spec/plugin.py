@@ -7,6 +7,7 @@ is ours: `attn_spec.isolation` says what is collected, `attn_spec.judged_run` ju
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +80,12 @@ def pytest_configure(config: pytest.Config) -> None:
     check_options(config)
     if judged(config.option) and not config.option.help and not config.option.version:
         from attn_spec.isolation import isolate
-        from attn_spec.judged_run import JudgedRun
 
-        run = JudgedRun(config, isolate(config))
+        with warnings.catch_warnings():  # torch and the user's modules are imported here, under filters of the project
+            warnings.simplefilter("ignore")
+            from attn_spec.judged_run import JudgedRun
+
+            run = JudgedRun(config, isolate(config))
         config.pluginmanager.register(run, "attn_spec.judged_run")
         config.pluginmanager.register(run.fixtures(), "attn_spec.judged_fixtures")
 
@@ -121,6 +125,8 @@ def check_options(config: pytest.Config) -> None:
         folder = (config.invocation_params.dir / option.attn_json).parent
         if not folder.is_dir():
             raise pytest.UsageError(f"--attn-json: there is no folder {folder}")
+        if (config.invocation_params.dir / option.attn_json).is_dir():
+            raise pytest.UsageError(f"--attn-json: {option.attn_json} is a folder; name a file in it")
 
 
 def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from attn_spec.adapters.adapt import adapt
 from attn_spec.adapters.apart import Apart
-from attn_spec.adapters.implementation import described
+from attn_spec.adapters.implementation import Implementation, described
 from attn_spec.adapters.resolve import resolve
 from attn_spec.adapters.signature import TargetError
 from attn_spec.config import Config, ConfigError, ImplementationConfig, load, shipped_ledger
-from attn_spec.engine import KnownFailure, Subject
+from attn_spec.engine import AXES, KnownFailure, Subject
+from attn_spec.invariants import load as load_laws
 from attn_spec.law import LAWS
+
+REQUIRABLE = ("mask", "causal", "scale", "bias", "key padding")  # parameters by what they are for
 
 
 @dataclass(eq=False)
@@ -99,7 +103,21 @@ def _adapted(name: str, target: str, entry: ImplementationConfig, source: str, t
         raise ConfigError(f"{source or target}: {error}") from error
     except Exception as error:  # an error of ours: say whose it is, without a page of traceback
         raise TargetError(f"{target}: attn-spec failed while it measured this: {described(error)}") from error
+    _check_required(implementation, entry.require, source or target)
     return Chosen(Subject(implementation, entry.policy(shipped_ledger(target))), entry, source)
+
+
+def _check_required(implementation: Implementation, required: list[str], source: str) -> None:
+    """Raise ConfigError where `require` names nothing: a misspelt requirement would be none."""
+    load_laws()
+    signature = getattr(implementation.adapter, "signature", None)
+    parameters = [p.name for p in signature.parameters] if signature is not None else []
+    known = [*AXES, *REQUIRABLE, *parameters, *(word for law in LAWS.values() for word in (law.code, law.name))]
+    for word in required:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"axes are {', '.join(AXES)}; or the code or name of a law"
+            raise ConfigError(f"{source}: require: {word!r} names nothing; {hint}")
 
 
 def _as_name(text: str) -> str:
@@ -108,10 +126,6 @@ def _as_name(text: str) -> str:
 
 
 def _check_codes(config: Config) -> None:
-    import difflib
-
-    from attn_spec.invariants import load as load_laws
-
     if not any(entry.known_failures for entry in config.implementations.values()):
         return
     load_laws()

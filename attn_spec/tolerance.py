@@ -11,7 +11,8 @@ of the implementation's `Precision`, gamma(n) the growth of a sum of n terms:
 
 The term with max_j |v_j| (over visible keys) is that of code which moves a running average, o + w (v - o): its error
 is relative to the values and not to their share in the row, and small weights have no relative accuracy. To it comes
-half of the smallest subnormal for each of two stores, of the sum and of the result, and for each weight.
+half of the smallest subnormal for each of two stores, of the sum and of the result, and for each weight; where the
+scores are kept in the output's dtype, so may be the products p_ij v_j, whose roundings add like 2 sqrt(Sk) of them.
 
 Where the scores are rounded to a half type, so may be
 the scaled q or k: u_score then also multiplies |scale| (q_i^2 . k_j^2)^(1/2), the size of such roundings when they are
@@ -117,7 +118,8 @@ def bounds(
     largest = torch.where(shown, v.abs().amax(-1)[..., None, :], 0.0)
     largest = largest.amax(-1, keepdim=True) if k.shape[2] else largest.new_zeros((*largest.shape[:-1], 1))
     d_output = d_weights @ v.abs() + sum_growth * (plain + largest) + u * output.abs()
-    d_output = d_output + 2 * tiny + half_subnormal(precision.weights) * v.abs().sum(-2, keepdim=True)
+    stores = 2 + 2 * k.shape[2] ** 0.5 if precision.scores == precision.output else 2
+    d_output = d_output + stores * tiny + half_subnormal(precision.weights) * v.abs().sum(-2, keepdim=True)
     d_lse = mean_d[..., 0] + sum_growth + 2 * u_acc
     return Bounds(d_output, d_weights + u * weights + sum_growth + half_subnormal(precision.weights), d_lse)
 

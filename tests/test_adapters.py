@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_spec import adapt
+from attn_spec import adapt, check_attention
 from attn_spec.adapters.signature import TargetError, read
 from attn_spec.law import Violation
 from attn_spec.problem import Problem
@@ -190,3 +190,45 @@ def test_the_call_runs_on_its_device_and_everything_else_on_the_cpu() -> None:
     made.adapter.function = elsewhere  # type: ignore[attr-defined]
     with pytest.raises(Violation, match="on meta"):
         made(Problem().arguments())
+
+
+def test_a_flag_and_a_dropout_that_are_on_by_default_are_switched_off() -> None:
+    def eager(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, dropout_p: float = 0.5) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal)
+
+    made = adapt(eager)
+    assert made.conventions.causal.value == "flag"
+    assert not made.contradictions
+    assert not made.disturbed
+
+
+def test_a_mask_of_zeros_and_ones_is_judged_as_a_bool_one() -> None:
+    def annotated(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        s = query @ key.mT * query.shape[-1] ** -0.5
+        return (s if mask is None else s.masked_fill(mask == 0, -1e9)).softmax(-1) @ value
+
+    found = adapt(annotated).conventions
+    assert (found.mask_form.value, found.mask_form.how) == ("bool", "measured")
+    assert found.empty_rows.value == "mean"
+    assert check_attention(annotated).passed
+
+
+def test_nan_rows_are_a_finding_unless_a_name_says_otherwise() -> None:
+    def textbook(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        return (s if mask is None else s.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+
+    report = check_attention(textbook)
+    assert report.passed, str(report)
+    assert "give NaN" in str(report)
+
+    def torchs(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return textbook(q, k, v, attn_mask)
+
+    assert [c.line for c in adapt(torchs).contradictions] == ["empty_rows: nan"]
+    assert check_attention(torchs, empty_rows="nan").passed
+
+
+def test_a_fixed_argument_must_be_a_parameter() -> None:
+    with pytest.raises(ValueError, match="fixed: 'foo' is no parameter"):
+        adapt(attend, declared={"fixed": {"foo": 1}})

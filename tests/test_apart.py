@@ -141,3 +141,38 @@ def test_tensors_of_every_kind_go_over(module: Any) -> None:
         assert again.dtype == x.dtype
         assert again.stride() == x.stride() or not x.numel()
         assert torch.equal(again, x)
+
+
+def test_a_changed_grad_mode_is_seen_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mode_attention.py").write_text(
+        "import random, torch\n"
+        "def off(q, k, v):\n"
+        "    torch.set_grad_enabled(False)\n"
+        "    random.seed(0)\n"
+        "    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import mode_attention  # type: ignore[import-not-found]
+
+    made = adapt(Apart("mode_attention.off", mode_attention.off, 60.0), name="off")
+    made(Problem().arguments())
+    assert {"grad mode", "Python's random generator"} <= set(made.disturbed)
+    assert torch.is_grad_enabled()
+    made.close()
+
+
+def test_after_several_deaths_the_rest_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dead_attention.py").write_text("import os\ndef dead(q, k, v):\n    os._exit(1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import dead_attention  # type: ignore[import-not-found]
+
+    from attn_spec.adapters.function import FunctionAdapter
+    from attn_spec.adapters.implementation import Implementation
+    from attn_spec.adapters.signature import read
+    from attn_spec.engine import Subject
+    from attn_spec.invariants.shapes import edge_sizes
+
+    function = Apart("dead_attention.dead", dead_attention.dead, 60.0)
+    made = Implementation("dead", "dead", FunctionAdapter(function, read(function, "dead")))
+    outcomes = [Subject(made).judge(edge_sizes, Problem()).outcome for _ in range(6)]
+    assert outcomes == ["failed"] * 5 + ["not-run"]

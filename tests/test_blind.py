@@ -34,6 +34,7 @@ NOT_RED = {
     "zero_keys_raise": "raises on an optional axis, zero sizes: a refusal",
     "sdp_four_axes_only": "raises on an optional axis, a mask's rank: a refusal",
     "fa_flat_view": "raises on an optional axis, strides: a refusal",
+    "wide_fill_constant": "raises on a dtype with a mask, in torch's own words: a fill of -1e9 has no float16",
     "scores_rounded": "scores rounded to the input's dtype are a precision, which is reported",
     "sdp_narrow_scores": "scores rounded to the input's dtype are a precision, which is reported",
     "sdp_half_softmax": "a softmax in the input's dtype is a precision, which is reported",

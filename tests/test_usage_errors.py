@@ -64,7 +64,7 @@ FILES = {
     "implementations:\n  a:\n    target: attentions.attn\n    layout: BDSH\n": "did you mean BSHD?",
     "target: attentions.attn\nknown_failures: [{check: ATN301}]\n": "known_failures.0.reason: is missing",
     "target: attentions.attn\nknown_failures: [{check: ATN310, reason: x}]\n": "is the code or name of no law; did",
-    "target: attentions.attn\nfixed: {scal: 2.0}\nparameters: {scale: scal}\n": "no parameter 'scal'",
+    "target: attentions.attn\nfixed: {scal: 2.0}\nparameters: {scale: scal}\n": "'scal' is no parameter",
 }
 
 
@@ -132,3 +132,23 @@ def test_no_traceback_from_a_process_of_its_own(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 4
     assert result.stderr.strip() == f"ERROR: nowhere.attn: no module 'nowhere' on the path or in {tmp_path}"
+
+
+def test_an_output_that_is_a_folder(pytester: pytest.Pytester) -> None:
+    pytester.mkdir("out")
+    result = pytester.runpytest_subprocess("--attn-impl=naive", "--attn-json=out")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*--attn-json: out is a folder; name a file in it*"])
+
+
+def test_a_positional_argument_that_is_nothing(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--attn-impl=naive", "nosuch.py")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*nosuch.py: no such file*"])
+
+
+def test_a_requirement_that_names_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makefile(".yaml", attn="implementations:\n  mine: {target: naive, require: [gqaa]}\n")
+    result = pytester.runpytest_subprocess("--attn-impl=mine")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*require: 'gqaa' names nothing; did you mean gqa?*"])

@@ -62,7 +62,11 @@ def _without(target: Callable[..., Any], fixed: Mapping[str, Any]) -> Callable[.
     import inspect
 
     own = getattr(target, "signature_of", target)
-    parameters = [p for p in inspect.signature(own).parameters.values() if p.name not in fixed]
+    every = inspect.signature(own).parameters.values()
+    unknown = sorted(set(fixed) - {p.name for p in every})
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in every):
+        raise ValueError(f"fixed: {unknown[0]!r} is no parameter; they are {', '.join(p.name for p in every)}")
+    parameters = [p for p in every if p.name not in fixed]
 
     def partial(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **{**fixed, **kwargs})
@@ -106,8 +110,10 @@ def _measure(
     extra = {signature.roles[r]: n for r, n in NEUTRAL.items() if signature.required(r)} | dict(adapter.fixed)
     if signature.required("scale"):
         extra[signature.roles["scale"]] = 8**-0.5
-    if signature.required("causal"):
-        extra[signature.roles["causal"]] = False
+    if signature.required("causal") or signature.default("causal"):
+        extra.setdefault(signature.roles["causal"], False)
+    if signature.default("dropout"):
+        extra.setdefault(signature.roles["dropout"], 0.0)
 
     def settle(field_: str, value: str | None, evidence: str, accept: bool) -> None:
         """Take a measurement over where nothing else speaks, or note that it contradicts what does."""
@@ -148,6 +154,9 @@ def _measure(
     if layout is not None and declared.get("layout") is None:
         expected.discard("layout")  # a name only breaks ties
     settle("layout", layout, evidence, accept=True)
+    if layout is None and declared.get("layout") is None:
+        assumed = implementation.conventions.layout.value
+        implementation.notes.append(f"{assumed} is assumed: {evidence}; `layout:` in attn.yaml declares it")
     if declared.get("layout_out") is None:
         same = Finding(implementation.conventions.layout.value, "assumed", "as the input")
         implementation.conventions = adapter.conventions = implementation.conventions.replace(layout_out=same)
@@ -161,8 +170,16 @@ def _measure(
                 other = "masked" if finding.value == "attend" else "attend"
                 value = {"as declared": finding.value, "inverted": other}.get(seen or "")
                 settle(field_, value, "the weights recovered under a random mask", accept=False)
+    named = signature.roles.get("mask") not in (None, "attn_mask")  # torch's name promises both forms
+    if named and declared.get("mask_form") is None and measure.reads_additive_as_bool(implementation):
+        finding = Finding("bool", "measured", "an additive mask hides where it is 0, as one of 0 and 1 is read")
+        implementation.conventions = adapter.conventions = implementation.conventions.replace(mask_form=finding)
     rows = measure.empty_rows(implementation)
-    settle("empty_rows", rows, "the output of a row with no visible key", accept=rows in ("zero", "mean"))
+    settle("empty_rows", rows, "the output of a row with no visible key", accept=True)
+    if rows == "nan" and implementation.conventions.empty_rows.how == "measured":
+        implementation.notes.append(
+            "rows with no visible key give NaN, taken as meant; `empty_rows: zero` makes it red"
+        )
     settle("grouping", measure.grouping(implementation), "V constant in each kv head, 4 query heads on 2", accept=False)
     if signature.has("lse"):
         settle(

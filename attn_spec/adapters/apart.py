@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_spec.law import Violation
+from attn_spec.law import NotRun, Violation
 
 START_S = 120.0  # for the process to start and import torch and the target, on a busy machine
 DEATHS = 5  # one after the other, and it is not started again
@@ -51,7 +51,8 @@ def packed(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Packed(value.cpu() if value.is_cuda else value)
     if isinstance(value, (list, tuple)):
-        return [packed(item) for item in value]
+        items = [packed(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         return {key: packed(item) for key, item in value.items()}
     return value
@@ -60,8 +61,9 @@ def packed(value: Any) -> Any:
 def unpacked(value: Any) -> Any:
     if isinstance(value, Packed):
         return value.tensor()
-    if isinstance(value, list):
-        return [unpacked(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        items = [unpacked(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, dict):
         return {key: unpacked(item) for key, item in value.items()}
     return value
@@ -168,14 +170,14 @@ class Apart:
 
     def _start(self) -> None:
         if self._deaths >= DEATHS:
-            raise Violation(
-                f"the process ended in each of the last {DEATHS} calls; not started again", merge="process-died"
-            )
+            raise NotRun(f"the process crashed or hung in each of the last {DEATHS} calls and was not started again")
         ours, theirs = multiprocessing.Pipe()
         code = f"from attn_spec.adapters.apart import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
+            stdout=subprocess.DEVNULL,  # with --attn-timeout=0 what the function prints is seen
+            stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         theirs.close()
@@ -209,6 +211,7 @@ def serve(descriptor: int) -> None:
     sys.path[:] = first["path"]
     torch.set_num_threads(first["threads"])
     _limit_memory()
+    torch.manual_seed(271828)  # a state that no call reseeds to
     serving = Serving(resolve(first["target"]).object)
     pipe.send_bytes(b"ready")
     while True:
@@ -279,12 +282,14 @@ class Serving:
         for x in tensors:  # leave NaN in the memory that is likely to be handed out next
             if x.is_floating_point():
                 torch.full((x.numel(),), torch.nan, dtype=x.dtype)
+        usual = torch.is_grad_enabled()
+        torch.set_grad_enabled(grad)
         before = GlobalState()
         try:
-            with torch.set_grad_enabled(grad):
-                returned = self.function(*args, **kwargs)
+            returned = self.function(*args, **kwargs)
         finally:
             disturbed = before.put_back()
+            torch.set_grad_enabled(usual)
         if self.earlier is not None and not torch.equal(self.earlier[0].nan_to_num(), self.earlier[1].nan_to_num()):
             disturbed["the output of an earlier call"] = "overwritten"
         found = [returned] if isinstance(returned, Tensor) else []
@@ -314,7 +319,8 @@ def _sendable(returned: Any) -> Any:
     if isinstance(returned, (Tensor, int, float, str, bool, type(None))):
         return returned
     if isinstance(returned, (list, tuple)):
-        return [_sendable(item) for item in returned]
+        items = [_sendable(item) for item in returned]
+        return tuple(items) if isinstance(returned, tuple) else items
     if isinstance(returned, Mapping):
         return {str(key): _sendable(item) for key, item in returned.items()}
     return None

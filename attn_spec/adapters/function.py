@@ -101,6 +101,8 @@ class FunctionAdapter:
         for role, neutral in NEUTRAL.items():
             if signature.required(role) and roles[role] not in values:
                 values[roles[role]] = neutral
+        if signature.default("dropout") and roles["dropout"] not in values:
+            values[roles["dropout"]] = 0.0
         if signature.required("scale"):
             values[roles["scale"]] = arguments.q.shape[-1] ** -0.5
         always = conventions.causal.value == "always"
@@ -114,8 +116,8 @@ class FunctionAdapter:
             always and arguments.q.shape[2] != arguments.k.shape[2] and conventions.alignment == Conventions().alignment
         ):
             raise Unsupported("always causal, and the alignment for Sq != Sk is not declared")
-        elif "causal" in roles and roles["causal"] not in values and signature.required("causal"):
-            values[roles["causal"]] = False
+        elif "causal" in roles and (signature.required("causal") or signature.default("causal")):
+            values.setdefault(roles["causal"], False)
         if arguments.scale is not None:
             if "scale" not in roles:
                 raise Unsupported("no scale parameter")
@@ -125,6 +127,9 @@ class FunctionAdapter:
             if not name:
                 form = {"key-padding": "key padding", "additive": "mask or bias", "bool": "mask"}[arguments.form or ""]
                 raise Unsupported(f"no {form} parameter")
+            takes = conventions.mask_form.value
+            if arguments.form != "key-padding" and takes not in ("both", arguments.form):
+                raise Unsupported(f"the mask is {takes} only")
             polarity = conventions.padding_polarity if arguments.form == "key-padding" else conventions.polarity
             inverted = arguments.mask.dtype == torch.bool and polarity.value == "masked"
             values[name] = ~arguments.mask if inverted else arguments.mask

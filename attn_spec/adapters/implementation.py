@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import re
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Conventions, Finding
-from attn_spec.law import Refused, Unsupported, Violation
+from attn_spec.law import NotRun, Refused, Unsupported, Violation
 from attn_spec.problem import Arguments
 from attn_spec.tolerance import Precision, candidates
 
@@ -89,7 +90,7 @@ class Implementation:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return function(*args, **kwargs)
-        except (Violation, Unsupported, TargetError):
+        except (Violation, Unsupported, NotRun, TargetError):
             raise
         except SystemExit as error:
             raise Violation(f"the implementation called sys.exit({error.code!r})", merge="sys.exit") from error
@@ -128,6 +129,7 @@ class GlobalState:
         self.grad = torch.is_grad_enabled()
         self.threads = torch.get_num_threads()
         self.rng = torch.get_rng_state()
+        self.random = random.getstate()
         self.deterministic = torch.are_deterministic_algorithms_enabled()
 
     def put_back(self) -> dict[str, str]:
@@ -145,6 +147,9 @@ class GlobalState:
         if not torch.equal(torch.get_rng_state(), self.rng):
             changed["random generator"] = "advanced or reseeded"
             torch.set_rng_state(self.rng)
+        if random.getstate() != self.random:
+            changed["Python's random generator"] = "advanced or reseeded"
+            random.setstate(self.random)
         if torch.are_deterministic_algorithms_enabled() != self.deterministic:
             changed["deterministic mode"] = f"{self.deterministic} -> {not self.deterministic}"
             torch.use_deterministic_algorithms(self.deterministic)

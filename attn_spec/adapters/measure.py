@@ -183,6 +183,19 @@ def polarity(implementation: Implementation, form: str) -> str | None:
     return None
 
 
+def reads_additive_as_bool(implementation: Implementation) -> bool:
+    """Whether an additive mask hides where it is 0: `masked_fill(mask == 0, ...)`, which is meant for 0 and 1."""
+    part = masks.Visible("QK")
+    shown = BASE.replace(mask=(part,), delivery=masks.Delivery("additive", shape="BHQK", hidden="-1e9"))
+    visible, _ = masks.combined(shown.mask, shown.sizes, shown.seed, "top-left")
+    w = _weights(implementation, shown.arguments())
+    if w is None or visible is None:
+        return False
+    visible = visible.expand(w.shape)
+    some = visible.any(-1, keepdim=True) & (~visible).any(-1, keepdim=True)
+    return bool(((w.abs() > 1e-9) == ~visible)[some.expand_as(visible)].all())
+
+
 def empty_rows(implementation: Implementation) -> str | None:
     """What a row with no visible key gives: zero, mean (of V), nan, or None for anything else."""
     masked = BASE.replace(mask=(masks.Visible("QK", empty_rows=(2,)),), delivery=masks.Delivery(shape="BHQK"))

@@ -26,6 +26,7 @@ class Parameter:
     required: bool
     positional: bool
     keyword: bool
+    default: Any = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Signature:
 
     def has(self, role: str) -> bool:
         return role in self.roles
+
+    def default(self, role: str) -> Any:
+        """The default of the parameter of a role; None where it has none or it can't be read."""
+        return next((p.default for p in self.parameters if p.name == self.roles.get(role)), None)
 
     def required(self, role: str) -> bool:
         return any(p.name == self.roles.get(role) and p.required for p in self.parameters)
@@ -180,7 +185,8 @@ def _from_inspect(parameters: Iterable[inspect.Parameter]) -> list[Parameter]:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
         positional = p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        out.append(Parameter(p.name, p.default is p.empty, positional, p.kind is not p.POSITIONAL_ONLY))
+        default = None if p.default is p.empty else p.default
+        out.append(Parameter(p.name, p.default is p.empty, positional, p.kind is not p.POSITIONAL_ONLY, default))
     return out
 
 

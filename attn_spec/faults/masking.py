@@ -95,7 +95,7 @@ def mask_ignored_with_groups(mask: Tensor, form: str | None, q: Tensor, k: Tenso
     "arrange_mask",
     "masks of bools are inverted, key padding among them: the keys that they let through are hidden",
     sources=("InseeFrLab/torchTextClassifiers#92", "rasbt/LLMs-from-scratch#1062"),
-    advice="True means that the key may be seen, or declare `polarity: masked`.",
+    advice="Hide what is hidden; if True is meant the other way, declare `polarity:` or `padding_polarity:`.",
 )
 def masks_inverted(mask: Tensor, form: str | None, q: Tensor, k: Tensor, flag: bool) -> Tensor | None:
     return ~mask if form != "additive" else mask

@@ -41,9 +41,11 @@ def global_state_unchanged(implementation: Implementation, problem: Problem) -> 
     Example: `torch.manual_seed(0)` or `torch.set_default_dtype(...)` inside forward.
     """
     implementation.disturbed.clear()
-    implementation(arguments_for(implementation, problem))
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(problem.seed + 271828)  # a state that no call reseeds to
         implementation(arguments_for(implementation, problem))
+        with torch.no_grad():
+            implementation(arguments_for(implementation, problem))
     if implementation.disturbed:
         changes = "; ".join(f"{name}: {how}" for name, how in implementation.disturbed.items())
         raise Violation(

@@ -51,7 +51,8 @@ def keys_split(implementation: Implementation, problem: Problem) -> None:
     out_1 = torch.where(sees_1, output(implementation, first).double(), 0.0)
     out_2 = torch.where(sees_2, output(implementation, second).double(), 0.0)
     merged = torch.where(sees_1 | sees_2, a * out_1 + (1 - a) * out_2, got.double())
-    bound = exact.bounds.output + a.abs() * exact_1.bounds.output + (1 - a).abs() * exact_2.bounds.output
+    bound_1, bound_2 = torch.where(sees_1, exact_1.bounds.output, 0.0), torch.where(sees_2, exact_2.bounds.output, 0.0)
+    bound = exact.bounds.output + a.abs() * bound_1 + (1 - a).abs() * bound_2
     bound = bound + exact_share.bounds.output[..., :1] * (exact_1.output.abs() + exact_2.output.abs()).nan_to_num()
     because = f"merged from the first {n} keys and the other {problem.kv_len - n}, the output is another"
     require_within(worst(got, merged, bound), "output", because=because)

@@ -138,7 +138,8 @@ class Judgement:
         ran = Counter(result.code for result in self.results if result.outcome in engine.RAN)
         out = []
         for places in groups.values():
-            smallest = min(places, key=lambda n: _size(self.results[n].problem))
+            plain = [n for n in places if self.results[n].merge == "raises" and self.results[n].code == "ATN103"]
+            smallest = min(plain or places, key=lambda n: _size(self.results[n].problem))
             results = [self.results[n] for n in places]
             tried = sum(ran[code] for code in {result.code for result in results})
             out.append(Merged(self.results[smallest], results, tried, self.nodeids[smallest]))
