@@ -61,10 +61,16 @@ def layout_by_influence(
         except Exception as error:  # the user's own, whatever it is: the next shape may suit it
             errors.append(described(error))
             continue
+        layouts = {4: {2: "BHSD", 1: "BSHD", 0: "SBHD"}, 3: {1: "NSD"}, 2: {0: "SD"}}
         if len(mixed) != 1:
+            reached = _axis_that_reaches_all(function, signature, extra, (q, k, v), base)
+            if reached in layouts[len(shape)]:
+                evidence = (
+                    f"a change in v at one place of axis {reached} reaches all of the output, of another axis a part"
+                )
+                return layouts[len(shape)][reached], None, evidence
             axes = "no axis" if not mixed else f"axes {mixed}"
             return None, None, f"changing v mixes {axes} of {list(shape)}, so the layout can't be read off"
-        layouts = {4: {2: "BHSD", 1: "BSHD", 0: "SBHD"}, 3: {1: "NSD"}, 2: {0: "SD"}}
         layout = layouts[len(shape)].get(mixed[0])
         evidence = f"a change in v spreads along axis {mixed[0]} of {len(shape)} only"
         return layout, _layout_out(layout, shape, tuple(base.shape)), evidence
@@ -99,6 +105,29 @@ def _mixes(
         if bool(others.any()):
             return True
     return False
+
+
+def _axis_that_reaches_all(
+    function: Callable[..., Any],
+    signature: Signature,
+    extra: dict[str, Any],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    base: Tensor,
+) -> int:
+    """The one axis of v of which a single place reaches the whole output, -1 where there is none.
+
+    It is the sequence axis wherever the output ends up: heads merged in disorder do not hide it.
+    """
+    q, k, v = qkv
+    whole, parts = [], 0
+    for axis in range(v.dim() - 1):
+        changed = v.clone()
+        changed.select(axis, 0).add_(1.0)
+        out = raw_call(function, signature, {"q": q, "k": k, "v": changed}, extra)
+        share = float(((out - base).abs() > 1e-6 * base.abs().mean()).double().mean())
+        whole += [axis] if share > 0.9 else []
+        parts += abs(share - 1 / v.shape[axis]) < 0.05
+    return whole[0] if len(whole) == 1 and parts == v.dim() - 2 else -1
 
 
 def _layout_out(layout: str | None, shape: tuple[int, ...], out: tuple[int, ...]) -> str | None:

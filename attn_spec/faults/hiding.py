@@ -48,6 +48,13 @@ FILLS = (
         ("georg-wolflein/good-features#1", "pytorch/pytorch#159247", "rasbt/LLMs-from-scratch#279"),
     ),
     (
+        "hidden-by-1e-9",
+        "{} are set to 1e-9, which was meant to be -1e9: the softmax gives them weight",
+        _filled,
+        1e-9,
+        ("georg-wolflein/good-features#1",),
+    ),
+    (
         "hidden-by-minus-ten",
         "{} are set to -10, where the softmax still gives them weight",
         _filled,
