@@ -165,7 +165,7 @@ def test_a_known_failure_is_not_red_and_is_listed(pytester: pytest.Pytester) -> 
     pytester.makefile(".yaml", attn="known_failures: [{check: default-scale, reason: trained without a scale}]\n")
     result = pytester.runpytest_inprocess("--attn-impl=judged.attn", "-k", "default_scale")
     assert result.ret == 0
-    assert set(result.parseoutcomes()) == {"xfailed", "skipped", "deselected"}
+    assert set(result.parseoutcomes()) - {"warnings"} == {"xfailed", "skipped", "deselected"}
     result.stdout.fnmatch_lines(["judging attn (judged.attn), declarations of *attn.yaml", "known failures:"])
 
 
