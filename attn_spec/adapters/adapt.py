@@ -62,7 +62,10 @@ def _without(target: Callable[..., Any], fixed: Mapping[str, Any]) -> Callable[.
     import inspect
 
     own = getattr(target, "signature_of", target)
-    every = inspect.signature(own).parameters.values()
+    try:
+        every = inspect.signature(own).parameters.values()
+    except (TypeError, ValueError):
+        raise ValueError("fixed: the signature can't be read; wrap the call in a Python function instead") from None
     unknown = sorted(set(fixed) - {p.name for p in every})
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in every):
         raise ValueError(f"fixed: {unknown[0]!r} is no parameter; they are {', '.join(p.name for p in every)}")
