@@ -222,6 +222,8 @@ class Problem:
         dtype = self.torch_dtype
         lay = LAYOUTS[self.layout]
         q, k, v = (lay(x.to(dtype)) for x in (q, k, v))
+        if self.layout == "one-key":  # all keys are the first, behind a stride of 0; the values stay
+            k = k[:, :, :1].expand(k.shape)
         mask_dtype = DTYPES[self.delivery.dtype] if self.delivery.dtype else dtype
         mask = masks.delivered(self.mask, self.delivery, self.sizes, self.seed, alignment, mask_dtype, dtype)
         form = None if mask is None else self.delivery.form
@@ -288,6 +290,7 @@ LAYOUTS = {
     "guarded": _guarded,
     "stepped": _stepped,
     "expanded": _expanded,
+    "one-key": _contiguous,
     "contiguous": _contiguous,
     "transposed": _transposed,
     "sliced": _sliced,

@@ -41,7 +41,6 @@ NOT_RED = {
     "fa_single_precision": "float32 inside a float64 function is a precision, which is reported",
     "fa_causal_fill": "a fill of -1e4 is advisory: many libraries have it (red when strict)",
     "fa_half_product": "products beyond the range of float16 are advisory (red when strict)",
-    "sdp_one_address": "wrong for keys that are all one key behind a stride of 0, which no problem has",
 }
 
 

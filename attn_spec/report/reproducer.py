@@ -65,6 +65,7 @@ LAYOUTS = {
     "guarded": "guarded({})",
     "stepped": "stepped({})",
     "expanded": "{}[:1].expand(x.shape)",
+    "one-key": "{}",
 }
 Lines = list[str]
 _in_tuples: WeakKeyDictionary[Implementation, bool] = WeakKeyDictionary()  # whether the output comes in a tuple
@@ -181,7 +182,8 @@ class Script:
         p = self.problem
         sizes = (p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.v_dim)
         x = LAYOUTS[p.layout].format(f"x.to(torch.{p.dtype})")
-        return f'q, k, v = ({x}{self._moved} for x in draw("{p.values}", {sizes}, seed={seed}))'
+        drawn = f'q, k, v = ({x}{self._moved} for x in draw("{p.values}", {sizes}, seed={seed}))'
+        return f"{drawn}\nk = k[:, :, :1].expand(k.shape)" if p.layout == "one-key" else drawn
 
     @property
     def _moved(self) -> str:

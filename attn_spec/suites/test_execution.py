@@ -25,6 +25,7 @@ test_strided_inputs = tries(
     [PLAIN.replace(layout=layout) for layout in ("expanded", "stepped")],
     GROUPED.replace(layout="expanded"),
     MASKED.replace(layout="transposed"),
+    MASKED.replace(layout="one-key"),
 )
 test_calls_independent = tries(
     law.calls_independent,
