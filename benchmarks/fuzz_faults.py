@@ -19,20 +19,12 @@ from dataclasses import dataclass
 import torch
 
 from attn_spec import fuzzing
-from attn_spec.conventions import Meaning
+from attn_spec.choice.matrix import MEANINGS
 from attn_spec.engine import CheckResult, Subject
 from attn_spec.faults import CATALOGUE, Fault
 from attn_spec.faults.planted import planted
 from attn_spec.problem import Problem
 from attn_spec.suites import Test, all_tests
-
-MEANINGS = (
-    Meaning(),
-    Meaning(alignment="bottom-right"),
-    Meaning(empty_rows="mean"),
-    Meaning(grouping="tiled"),
-    Meaning(empty_rows="nan"),
-)
 
 
 @dataclass(frozen=True)

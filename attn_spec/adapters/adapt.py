@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from attn_spec.adapters import measure
-from attn_spec.adapters.function import NEUTRAL, FunctionAdapter, flat
+from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
@@ -110,13 +110,9 @@ def _measure(
     implementation: Implementation, adapter: FunctionAdapter, expected: set[str], declared: Mapping[str, Any]
 ) -> None:
     signature = adapter.signature
-    extra = {signature.roles[r]: n for r, n in NEUTRAL.items() if signature.required(r)} | dict(adapter.fixed)
-    if signature.required("scale"):
-        extra[signature.roles["scale"]] = 8**-0.5
+    extra = at_rest(signature, adapter.fixed, head_dim=8)
     if signature.required("causal") or signature.default("causal"):
         extra.setdefault(signature.roles["causal"], False)
-    if signature.default("dropout"):
-        extra.setdefault(signature.roles["dropout"], 0.0)
 
     def settle(field_: str, value: str | None, evidence: str, accept: bool) -> None:
         """Take a measurement over where nothing else speaks, or note that it contradicts what does."""

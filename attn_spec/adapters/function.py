@@ -97,14 +97,7 @@ class FunctionAdapter:
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         """Everything but q, k and v, by parameter name. Raises Unsupported where something can't be asked for."""
         roles, signature, conventions = self.signature.roles, self.signature, self.conventions
-        values: dict[str, Any] = dict(self.fixed)
-        for role, neutral in NEUTRAL.items():
-            if signature.required(role) and roles[role] not in values:
-                values[roles[role]] = neutral
-        if signature.default("dropout") and roles["dropout"] not in values:
-            values[roles["dropout"]] = 0.0
-        if signature.required("scale"):
-            values[roles["scale"]] = arguments.q.shape[-1] ** -0.5
+        values = at_rest(signature, self.fixed, arguments.q.shape[-1])
         always = conventions.causal.value == "always"
         if arguments.causal and not always:
             if "causal" not in roles:
@@ -233,6 +226,17 @@ NEUTRAL: dict[str, Any] = {
     "weights": False,
     "ignored": False,
 }
+
+
+def at_rest(signature: Signature, fixed: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """What is passed whatever is asked, by parameter name: the fixed arguments, no dropout, and what is required."""
+    roles = signature.roles
+    values = {roles[role]: neutral for role, neutral in NEUTRAL.items() if signature.required(role)}
+    if signature.default("dropout"):
+        values[roles["dropout"]] = 0.0
+    if signature.required("scale"):
+        values[roles["scale"]] = head_dim**-0.5
+    return {**values, **fixed}
 
 
 def flat(returned: Any) -> list[Tensor]:

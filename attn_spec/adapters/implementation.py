@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Conventions, Finding
-from attn_spec.law import NotRun, Refused, Unsupported, Violation
+from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.problem import Arguments
 from attn_spec.tolerance import Precision, candidates
 
@@ -90,7 +90,7 @@ class Implementation:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return function(*args, **kwargs)
-        except (Violation, Unsupported, NotRun, TargetError):
+        except (Violation, Unsupported, TargetError):
             raise
         except SystemExit as error:
             raise Violation(f"the implementation called sys.exit({error.code!r})", merge="sys.exit") from error
