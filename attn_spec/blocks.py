@@ -169,6 +169,8 @@ class Trace:
 
 def run(arguments: Arguments, meaning: Meaning, pipeline: Pipeline = RIGHT, rows: slice | None = None) -> Trace:
     """Run a pipeline on the arguments, in their dtype; with `rows`, on these query rows only."""
+    if arguments.scale is None and meaning.scale == "1":
+        arguments = arguments.replace(scale=1.0)
     blocks, mask = pipeline, arguments.mask
     q, k, v = blocks.arrange(arguments.q, arguments.k, arguments.v)
     heads, q_len, kv_len = q.shape[1], q.shape[2], k.shape[2]

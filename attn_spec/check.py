@@ -74,14 +74,15 @@ def check_attention(
     dtypes: Collection[str] = (),
     laws: Collection[str] = (),
     budget_s: float = float("inf"),
+    exitfirst: bool = False,
     device: str = "cpu",
     **declared: Any,
 ) -> Report:
-    """Judge an attention: a function f(q, k, v, ...), a target as on the command line, or an `Implementation`.
+    """Judge an attention: a function f(q, k, v, ...), a module, a target as on the command line, or `Implementation`.
 
     dtypes: of these only.  laws: codes, names or themes, of these only.  budget_s: seconds, after which no check is
-    begun.  device: where it is called, "cpu" or "cuda".  declared: the keys of attn.yaml, such as `layout="BSHD"`,
-    `strict=True`, `known_failures=[...]`.
+    begun.  exitfirst: end with the first check that fails, as pytest's -x.  device: where it is called, "cpu" or
+    "cuda".  declared: the keys of attn.yaml, such as `layout="BSHD"`, `strict=True`, `known_failures=[...]`.
     Raises TargetError where it takes no q, k, v or returns no tensor, ConfigError for a declaration that does not fit.
     """
     start = time.perf_counter()
@@ -103,10 +104,14 @@ def check_attention(
         subject = Subject(implementation, entry.policy(shipped_ledger(target)))
         subject.deadline = start + budget_s
         for _, test_name, test in all_tests():
+            if not subject.takes(test.law):
+                continue
             if laws and not {test.law.code, test.law.name, test.law.theme} & set(laws):
                 continue
             for problem in problems_left(test, profile=profile, dtypes=dtypes, seed=seed, device=device):
                 test.judge(subject, problem, test_name)
+                if exitfirst and subject.results[-1].outcome == "failed":
+                    subject.deadline = 0.0
         judgement = Judgement(implementation, subject.results)
         if not laws and not dtypes and not judgement.with_outcome("not-run"):
             judgement.stale = [known for known in stale(subject.policy, subject.results) if known in entry.ledger()]

@@ -1,4 +1,4 @@
-"""attn-spec on the command line, for what is not a test: `describe`, `list`, `explain`, `replay` and `kills`."""
+"""attn-spec on the command line, for what is not a test: `describe`, `trace`, `init`, `list`, `explain` and more."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attn_spec
+from attn_spec import init_command
+from attn_spec.trace import command as trace_command
 
 if TYPE_CHECKING:
     from attn_spec.adapters.implementation import Implementation
     from attn_spec.faults import Fault
+    from attn_spec.faults.modules import ModuleFault
     from attn_spec.law import Law
 
 FAILED, USAGE_ERROR = 1, 4  # as pytest's
@@ -36,10 +39,19 @@ def main(arguments: list[str] | None = None) -> int:
         options = parser.parse_args(arguments)
     except SystemExit as stop:
         return 0 if stop.code in (0, None) else USAGE_ERROR
-    commands = {"describe": _describe, "list": _list, "explain": _explain, "replay": _replay, "kills": _kills}
+    commands = {
+        "describe": _describe,
+        "init": init_command.run,
+        "list": _list,
+        "explain": _explain,
+        "replay": _replay,
+        "kills": _kills,
+    }
     if options.command is None:
         parser.print_help()
         return USAGE_ERROR
+    if options.command in ("trace", "heatmap"):
+        return trace_command.run(options) if options.command == "trace" else trace_command.run_heatmap(options)
     try:
         with warnings.catch_warnings():  # torch warns when it is imported beside no NumPy, which nothing here needs
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -62,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     describe = commands.add_parser("describe", help="what is measured, declared and assumed about an implementation")
     describe.add_argument("target", metavar="TARGET", help="as for pytest --attn-impl")
     describe.add_argument("--attn-config", metavar="FILE", help="declarations (default: attn.yaml, where it stands)")
+    init_command.add(commands)
+    trace_command.add(commands)
+    trace_command.add_heatmap(commands)
     commands.add_parser("list", help="every law and every fault")
     explain = commands.add_parser("explain", help="one law or fault: what, why, example")
     explain.add_argument("code", metavar="CODE", help="ATN301, default-scale, scale-missing")
@@ -128,10 +143,11 @@ def _laws() -> dict[str, Law]:
     return dict(sorted(LAWS.items(), key=lambda item: int(item[0][3:])))
 
 
-def _faults() -> dict[str, Fault]:
+def _faults() -> dict[str, Fault | ModuleFault]:
     from attn_spec.faults import CATALOGUE
+    from attn_spec.faults.modules import MODULE_FAULTS
 
-    return CATALOGUE
+    return {**CATALOGUE, **MODULE_FAULTS}
 
 
 def _list(options: argparse.Namespace) -> Iterator[str]:
@@ -174,7 +190,7 @@ def _explained_law(law: Law) -> Iterator[str]:
     yield textwrap.indent(law.doc, "  ")
 
 
-def _explained_fault(fault: Fault) -> Iterator[str]:
+def _explained_fault(fault: Fault | ModuleFault) -> Iterator[str]:
     yield f"{fault.id} (a fault of {fault.theme})"
     yield f"{fault.title[:1].upper()}{fault.title[1:]}."
     yield ""

@@ -12,6 +12,12 @@
         strict: true                    # so is bad input taken without complaint
         known_failures:
           - {check: ATN510, problem: "*bf16", reason: kernel gives NaN, link: "https://..."}
+      module:
+        target: mypkg.layers.Attention
+        construct: {width: $hidden, config: {class: mypkg.Config, bias: true}}  # what its constructor is given
+        call: {freqs: $positions}       # what its forward is given at each call
+        projections: {qkv: in_proj, o: out_proj}
+        heads: 8                        # of an instance that does not say
 
 A file for a single implementation may leave out `implementations:` and the name, and write its keys at the top.
 """
@@ -19,21 +25,25 @@ A file for a single implementation may leave out `implementations:` and the name
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from attn_spec.config_words import Called, Constructed, Projection, Role
 from attn_spec.conventions import CHOICES
 from attn_spec.engine import KnownFailure, Policy
 from attn_spec.reference import BUILTINS
 
 DTYPE = Literal["float64", "float32", "bfloat16", "float16"]
+MASK_SHAPE = Literal["BHQK", "B1QK", "B11K", "HQK", "QK", "BK"]
 LEDGER = Path(__file__).parent / "reference" / "ledger.yaml"
+SCHEMA = Path(__file__).parent / "attn.schema.json"
 
 
 class ConfigError(ValueError):
@@ -41,24 +51,31 @@ class ConfigError(ValueError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class PrecisionConfig(_Section):
     """The dtypes that scores, weights and sums are rounded to, for inputs of half precision."""
 
     scores: DTYPE | None = None
+    """The dtype of the logits, before the softmax."""
     weights: DTYPE | None = None
+    """The dtype of the weights, when they are multiplied by v."""
     accumulate: DTYPE | None = None
+    """The dtype that the products are summed in."""
 
 
 class KnownFailureConfig(_Section):
-    """A check that is known to fail; the reason is mandatory."""
+    """A check that is known to fail; the reason is mandatory, and an entry that no longer fails is red."""
 
     check: str
+    """The code or the name of a law: ATN510, empty-rows. `attn-spec list` shows them."""
     reason: str
+    """Why it fails, in a few words."""
     problem: str = "*"
+    """A pattern over the one-line form of problems, such as "*bf16" or "*Sk0*"."""
     link: str = ""
+    """Where it is discussed."""
 
     @field_validator("reason")
     @classmethod
@@ -72,22 +89,61 @@ class ImplementationConfig(_Section):
     """What is declared for one implementation."""
 
     target: str | None = None
+    """What is judged: pkg.mod.attr, pkg.mod:attr, path/file.py:attr or a built-in name."""
     layout: str | None = None
+    """The axes of q, k and v (B sample, H head, S position, D channel, N sample and head); measured if left out."""
     layout_out: str | None = None
+    """The axes of the output, where they are others than those of q."""
     mask_form: str | None = None
+    """Which masks it takes: bool, additive (0 and -inf, added to the logits), or both."""
     polarity: str | None = None
+    """What True in a bool mask means: the query may attend to the key, or the key is masked."""
     padding_polarity: str | None = None
+    """What True in a key padding mask means: attend or masked."""
     alignment: str | None = None
+    """Where the causal triangle stands if Sq != Sk: top-left as in torch, bottom-right as in flash-attn."""
     causal: str | None = None
+    """Whether the future is hidden: by a flag, always, or never."""
     empty_rows: str | None = None
+    """The output of a row with no visible key: zero, mean (of v), or nan."""
     grouping: str | None = None
+    """How query heads share kv heads: contiguous (0 0 1 1) or tiled (0 1 0 1)."""
     lse_base: str | None = None
-    parameters: dict[str, str] = Field(default_factory=dict)
+    """The base of the log-sum-exp that is returned; none where it returns none."""
+    scale: str | None = None
+    """The scale where none is given: 1/sqrt(d_k), or 1 for logits that are not scaled (T5)."""
+    parameters: dict[Role, str] = Field(default_factory=dict)
+    """What a parameter of another name stands for, role to name: {scale: temperature}."""
     fixed: dict[str, Any] = Field(default_factory=dict)
+    """Arguments that a function is given at each call, by parameter name: {deterministic: true}."""
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig)
+    """The dtypes it rounds to inside, for inputs of half precision. Measured if left out."""
+    constructor: dict[str, Constructed] = Field(default_factory=dict, alias="construct")
+    """Arguments for the constructor of a module, where their names can't tell; $hidden and its like are the size in
+    use, and a mapping with `class:` is an object to build."""
+    call: dict[str, Called] = Field(default_factory=dict)
+    """Arguments that the forward of a module is given at each call; beside the sizes $positions is arange [1, S], $cos
+    and $sin the rotation that changes nothing [1, S, head_dim], and $identity_rotation the tuple of both."""
+    projections: dict[Projection, str] = Field(default_factory=dict)
+    """The submodules or parameters of a module that project q, k, v and the output, by dotted name."""
+    fused: str | None = None
+    """The order of the channels of a fused projection: q|k|v, per-head, per-group."""
+    heads: Annotated[int, Field(ge=1)] | None = None
+    """The number of query heads of a module instance whose attributes do not say."""
+    kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """The number of kv heads of a module instance whose attributes do not say."""
+    input: Literal["BSD", "SBD", "SD"] | None = None
+    """The axes of the hidden states that a module takes: B sample, S position, D channel."""
+    output: Annotated[int, Field(ge=0)] | None = None
+    """Which of the things that a module returns is the output, counted from 0."""
+    mask_shapes: list[MASK_SHAPE] = Field(default_factory=list)
+    """The shapes that a mask parameter takes: B sample, H head, Q query, K key, 1 for all."""
     require: list[str] = Field(default_factory=list)
+    """What must not be refused: axes (gqa, bfloat16, d_v, ...), parameters, or codes and names of laws."""
     strict: bool = False
+    """Whether advisory laws are red too, such as bad input that is taken without complaint."""
     known_failures: list[KnownFailureConfig] = Field(default_factory=list)
+    """Checks that are known to fail, each with the reason."""
 
     @field_validator(*CHOICES, mode="before")
     @classmethod
@@ -102,8 +158,14 @@ class ImplementationConfig(_Section):
         """The declarations as `adapt` takes them."""
         out: dict[str, Any] = {name: getattr(self, name) for name in CHOICES if getattr(self, name) is not None}
         precision = self.precision.model_dump(exclude_none=True)
-        more = {"fixed": self.fixed, "parameters": self.parameters, "precision": precision}
-        return out | {key: value for key, value in more.items() if value}
+        more = {
+            "fixed": self.fixed,
+            "parameters": self.parameters,
+            "precision": precision,
+            "construct": self.constructor,
+        }
+        more |= {name: getattr(self, name) for name in FOR_MODULES}
+        return out | {key: value for key, value in more.items() if value not in (None, {}, [])}
 
     def policy(self, shipped: tuple[KnownFailure, ...] = ()) -> Policy:
         """How strictly it is judged; `shipped` are the entries of our own ledger."""
@@ -113,8 +175,14 @@ class ImplementationConfig(_Section):
         return tuple(KnownFailure(k.check, k.reason, k.problem, k.link) for k in self.known_failures)
 
 
+FOR_MODULES = ("call", "projections", "fused", "heads", "kv_heads", "input", "output", "mask_shapes")
+
+
 class _File(_Section):
+    """What attn-spec is told about implementations: by name, or a single one at the top."""
+
     implementations: dict[str, ImplementationConfig]
+    """The implementations by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +230,7 @@ def load(path: str | Path) -> Config:
         raise ConfigError(f"{path}: holds {given}; write a mapping that begins with `implementations:`")
     for line, key in _repeated(node):
         raise ConfigError(f"{path}:{line}: {key}: is written twice in one mapping; keep one of them")
-    flat = "implementations" not in data and bool(set(data) & set(ImplementationConfig.model_fields))
+    flat = "implementations" not in data and bool(set(data) & set(_names(ImplementationConfig)))
     prefix: tuple[str, ...] = ()
     if flat:
         target = data.get("target")
@@ -249,6 +317,8 @@ def _said(item: Any, keys: tuple[Any, ...]) -> str:
         return said if said.startswith("is empty") else f"{given!r} {said}"
     if kind == "literal_error":
         return f"{given!r} is not one of {item['ctx']['expected'].replace(chr(39), '')}"
+    if kind == "greater_than_equal":
+        return f"{given!r} is too small; write {item['ctx']['ge']} or more"
     wanted = WANTED.get(kind, item["msg"])
     return f"{given!r} is {_kind(given)}; write {wanted}"
 
@@ -256,6 +326,7 @@ def _said(item: Any, keys: tuple[Any, ...]) -> str:
 WANTED = {
     "string_type": "text",
     "bool_type": "true or false",
+    "int_type": "a whole number",
     "list_type": "a list, [a, b]",
     "dict_type": "a mapping, {key: value}",
     "model_type": "a mapping, {key: value}",
@@ -272,11 +343,14 @@ def _kind(value: Any) -> str:
 def _keys_at(keys: tuple[Any, ...]) -> list[str]:
     """The keys that are known in the mapping at a place."""
     if not keys:
-        return [*_File.model_fields, *ImplementationConfig.model_fields]
-    place = str(keys[2]) if len(keys) > 2 else ""
-    if place == "precision":
-        return list(PrecisionConfig.model_fields)
-    return list((KnownFailureConfig if place == "known_failures" else ImplementationConfig).model_fields)
+        return [*_names(_File), *_names(ImplementationConfig)]
+    sections: dict[str, type[_Section]] = {"precision": PrecisionConfig, "known_failures": KnownFailureConfig}
+    return _names(sections.get(str(keys[2]) if len(keys) > 2 else "", ImplementationConfig))
+
+
+def _names(section: type[_Section]) -> list[str]:
+    """The keys of a section as they are written."""
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _line(node: yaml.Node, keys: tuple[Any, ...]) -> int:
@@ -292,3 +366,14 @@ def _line(node: yaml.Node, keys: tuple[Any, ...]) -> int:
             node = node.value[key]
             line = node.start_mark.line + 1
     return line
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 7) of a file, for editors: every key with its description, every choice as an enum."""
+    from attn_spec.config_schema import schema
+
+    return schema()
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2))

@@ -12,6 +12,7 @@ taken over from measurement: they are what people get wrong.
 | empty_rows | zero       | zero         | nan or zero           | mean or zero | mean          |
 | grouping   | contiguous | contiguous   | no groups             | contiguous   | contiguous    |
 | lse_base   | none       | e            | none                  | none         | e             |
+| scale      | 1/sqrt(d_k) | 1/sqrt(d_k) | 1/sqrt(d_k)           | 1/sqrt(d_k), T5: 1 | 1/sqrt(d_k) |
 
 Sources: torch/nn/functional.py and torch/nn/modules/activation.py (2.13), flash_attn/flash_attn_interface.py and
 softmax.h (2.8), transformers/masking_utils.py and integrations/sdpa_attention.py (5.x), jax/_src/nn/functions.py,
@@ -38,6 +39,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "empty_rows": ("zero", "mean", "nan"),
     "grouping": ("contiguous", "tiled"),
     "lse_base": ("e", "2", "10", "none"),
+    "scale": ("1/sqrt(d_k)", "1"),
 }
 
 
@@ -48,6 +50,7 @@ class Meaning:
     alignment: Literal["top-left", "bottom-right"] = "top-left"
     empty_rows: Literal["zero", "mean", "nan"] = "zero"
     grouping: Literal["contiguous", "tiled"] = "contiguous"
+    scale: Literal["1/sqrt(d_k)", "1"] = "1/sqrt(d_k)"
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,11 @@ class Conventions:
     empty_rows: Finding = Finding("zero", "assumed", "torch's value")
     grouping: Finding = Finding("contiguous", "assumed", "as torch, flash-attn, jax and ONNX do")
     lse_base: Finding = Finding("none", "assumed", "no LSE is returned")
+    scale: Finding = Finding("1/sqrt(d_k)", "assumed", "the default of every library but a few, such as T5's 1")
 
     @property
     def meaning(self) -> Meaning:
-        return Meaning(self.alignment.value, self.empty_rows.value, self.grouping.value)  # type: ignore[arg-type]
+        return Meaning(self.alignment.value, self.empty_rows.value, self.grouping.value, self.scale.value)  # type: ignore[arg-type]
 
     def rows(self) -> list[tuple[str, Finding]]:
         return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]

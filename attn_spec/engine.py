@@ -150,7 +150,8 @@ def _deliberate(error: Refused) -> bool:
 
 
 def as_asked(implementation: Implementation, problem: Problem) -> Problem:
-    """The problem as an implementation that is causal always understands it."""
+    """The problem as the implementation understands it: of sizes it can have, causal where it always is."""
+    problem = implementation.fit(problem)
     if implementation.conventions.causal.value == "always" and problem.causal is None:
         return problem.replace(mask=(*problem.mask, Causal()))
     return problem
@@ -165,10 +166,15 @@ class Subject:
         self.results: list[CheckResult] = []
         self.deadline = float("inf")  # by time.perf_counter(); what has not started by then is not run
         self._taken: dict[Problem, bool] = {}
+        self._judged: set[tuple[str, Problem]] = set()
 
     @property
     def name(self) -> str:
         return self.implementation.name
+
+    def takes(self, law: Law) -> bool:
+        """Whether a law is about this kind of implementation."""
+        return not law.of_modules or self.implementation.is_module
 
     def judge(self, law: Law, problem: Problem, test: str = "", *, started: bool = False) -> CheckResult:
         """Try one law on one problem. Never raises on account of the implementation.
@@ -176,7 +182,10 @@ class Subject:
         started: the check began before the budget ended, so it is finished.
         """
         start = time.perf_counter()
-        problem = as_asked(self.implementation, problem)
+        asked, problem = problem, as_asked(self.implementation, problem)
+        if problem.sizes_in_full != asked.sizes_in_full and (law.code, problem) in self._judged:
+            return self._same_again(law, problem, test)
+        self._judged.add((law.code, problem))
         if start > self.deadline and not started:
             return self.not_run(law, problem, test)
         outcome, violation = self._outcome(law, problem)
@@ -205,6 +214,13 @@ class Subject:
     def not_run(self, law: Law, problem: Problem, test: str = "") -> CheckResult:
         """A check that did not start before the budget ended."""
         result = CheckResult(law.code, law.name, law.title, "not-run", problem, "the budget ended first", test)
+        self.results.append(result)
+        return result
+
+    def _same_again(self, law: Law, problem: Problem, test: str) -> CheckResult:
+        """A check that, made to fit the sizes a module can have, is one that was judged before."""
+        said = "with the sizes it can be built for, the same as another check"
+        result = CheckResult(law.code, law.name, law.title, "unsupported", problem, said, test)
         self.results.append(result)
         return result
 
@@ -239,6 +255,8 @@ class Subject:
             return "unsupported", error
         except Refused as error:
             axes = optional_axes(problem)
+            if law.of_modules:  # hidden states are of any size
+                axes = [axis for axis in axes if axis not in ("head_dim", "tile")]
             demanded = sorted({*axes, law.code, law.name} & set(required))
             if not axes:
                 why = Violation(f"raised on a problem that it must support: {error}", merge="raises")
@@ -261,6 +279,9 @@ class Subject:
 
     def _taken_alone(self, problem: Problem, axes: list[str]) -> bool:
         """Whether several axes that it refuses together are each taken by themselves: then it is no refusal of one."""
+        mixed = problem.masked and problem.delivery.dtype not in ("", problem.dtype)  # a mask of another dtype than q
+        if mixed or ("zero-size" in axes and self.implementation.is_module):
+            return False
         if "mask-with-causal" in axes or len(set(axes) - {"tile", "head_dim", "mask-rank"}) < 2:
             return False
         lengths = Problem(q_len=problem.q_len, kv_len=problem.kv_len, head_dim=64, v_dim=64)

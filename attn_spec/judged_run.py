@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ from attn_spec.config import ConfigError
 from attn_spec.engine import CheckResult, Subject
 from attn_spec.finds import FindError
 from attn_spec.isolation import Selection, SuiteModule, quiet, suite_module
-from attn_spec.law import Violation
+from attn_spec.law import Law, Violation
 from attn_spec.plugin import FINDS, problems_of
 from attn_spec.problem import Problem
 from attn_spec.report import json_report, terminal
 from attn_spec.report.judgement import Judgement
 from attn_spec.subjects import Chosen, choose, find_config
-from attn_spec.suites import all_tests
+from attn_spec.suites import Test, all_tests
 
 PROPERTY = "attn_spec"
 LETTERS = {
@@ -137,15 +137,21 @@ class JudgedRun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-        """No item where --attn-dtype leaves a law without problems."""
-        if isinstance(collector, SuiteModule) and hasattr(obj, "problems") and not problems_of(self.config, obj):
-            return []
-        return None
+        """No item where --attn-dtype leaves a law without problems, or it is about modules and none is judged."""
+        if not isinstance(collector, SuiteModule) or not hasattr(obj, "problems"):
+            return None
+        test = cast(Test, obj)
+        return None if problems_of(self.config, test) and self._judged_by(test.law) else []
+
+    def _judged_by(self, law: Law) -> list[str]:
+        """The implementations that a law is tried on, by name."""
+        return [name for name, subject in self.subjects.items() if subject.takes(law)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "attention" in metafunc.fixturenames:
-            names = list(self.subjects)
+            test = metafunc.function
+            names = self._judged_by(test.law) if hasattr(test, "law") else list(self.subjects)
             metafunc.parametrize("attention", names, ids=names, indirect=True, scope="session")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -293,7 +299,7 @@ class JudgedRun:
         for module, test_name, test in all_tests():
             for problem in problems_of(self.config, test):
                 law = test.law_of(problem)
-                for name in self.subjects:
+                for name in self._judged_by(test.law):
                     nodeid = f"attn_spec/suites/{module}.py::{test_name}[{name}-{problem}]"
                     result = CheckResult(law.code, law.name, law.title, "not-run", problem, test=test_name)
                     out[nodeid] = (name, result)

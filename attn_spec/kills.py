@@ -43,7 +43,7 @@ def checks(profile: str, theme: str) -> tuple[tuple[Law, Problem, str], ...]:
         (test.law, problem, name)
         for _, name, test in tests
         for problem in test.problems(profile)
-        if not isinstance(problem, Search)
+        if not isinstance(problem, Search) and not test.law.of_modules
     )
 
 

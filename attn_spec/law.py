@@ -81,7 +81,8 @@ class Refused(Exception):  # noqa: N818
 class Law:
     """One invariant. `function(implementation, problem)` returns None or raises a `Violation`.
 
-    code: "ATN301", for ever.  name: "default-scale".  title: the law in one sentence.
+    code: "ATN301", for ever.  name: "default-scale".  title: the law in one sentence.  advisory: red under `strict`
+    only.  of_modules: it is about hidden states, and tried on modules only.
     """
 
     code: str
@@ -89,6 +90,7 @@ class Law:
     title: str
     function: Callable[[Implementation, Problem], None] = field(repr=False)
     advisory: bool = False
+    of_modules: bool = False
 
     @property
     def theme(self) -> str:
@@ -110,14 +112,14 @@ LAWS: dict[str, Law] = {}
 
 
 def law(
-    code: str, name: str, title: str, *, advisory: bool = False
+    code: str, name: str, title: str, *, advisory: bool = False, of_modules: bool = False
 ) -> Callable[[Callable[[Implementation, Problem], None]], Law]:
     """Register a function as the law of a code; raises ValueError where the code or the name is taken."""
 
     def register(function: Callable[[Implementation, Problem], None]) -> Law:
         if code in LAWS or any(other.name == name for other in LAWS.values()):
             raise ValueError(f"law: {code} {name} is taken")
-        LAWS[code] = Law(code, name, title, function, advisory)
+        LAWS[code] = Law(code, name, title, function, advisory, of_modules)
         return LAWS[code]
 
     return register

@@ -132,6 +132,11 @@ class Problem:
         return self.batch, self.heads, self.q_len, self.kv_len
 
     @property
+    def sizes_in_full(self) -> tuple[int, ...]:
+        """All seven sizes."""
+        return self._drawn_sizes
+
+    @property
     def cost(self) -> int:
         """Multiplications of the forward pass, to order problems by size."""
         return self.batch * self.heads * self.q_len * self.kv_len * (self.head_dim + self.v_dim)

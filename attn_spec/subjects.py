@@ -10,6 +10,7 @@ from pathlib import Path
 from attn_spec.adapters.adapt import adapt
 from attn_spec.adapters.apart import Apart
 from attn_spec.adapters.implementation import Implementation, described
+from attn_spec.adapters.modules.adapter import callable_of
 from attn_spec.adapters.resolve import resolve
 from attn_spec.adapters.signature import TargetError
 from attn_spec.config import Config, ConfigError, ImplementationConfig, load, shipped_ledger
@@ -86,9 +87,11 @@ def choose(
 
 def _adapted(name: str, target: str, entry: ImplementationConfig, source: str, timeout_s: float, device: str) -> Chosen:
     found = resolve(target)
-    function = Apart(target, found.object, timeout_s) if timeout_s else found.object
     name = _as_name(name or found.name)
     try:
+        function = callable_of(found.object, name, entry.declared())
+        if timeout_s:
+            function = Apart(target, function, timeout_s, entry.declared())
         implementation = adapt(
             function,
             name=name,

@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_spec.adapters import measure
+from attn_spec.adapters import hf_interface, measure
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
+from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, expectations, settle_masks, settle_weights
+from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
 from attn_spec.tolerance import Precision
@@ -41,9 +43,18 @@ def adapt(
     declared = dict(declared or {})
     _check_declared(declared)
     name = name or getattr(target, "__name__", type(target).__name__)
+    target = callable_of(target, name, declared)
     if not callable(target):
         raise TargetError(f"{name}: a {type(target).__name__} is not callable; give a function f(q, k, v, ...)")
+    module = getattr(target, "signature_of", target)
+    interface = getattr(module, "of_interface", None)
+    if interface is not None:
+        declared = {**hf_interface.declared_conventions(interface), **declared}
+        line = import_line or import_source(interface)
+        import_line = hf_interface.import_source(line, interface) if line else ""
     fixed = dict(declared.get("fixed") or {})
+    if isinstance(module, ModuleFunction):
+        return _adapted_module(target, module, name, target_name, import_line, declared, device)
     signature = read(_without(target, fixed), name, declared.get("parameters"))
     conventions, expected = _from_names(signature, name, declared)
     adapter = FunctionAdapter(target, signature, conventions, fixed)
@@ -53,6 +64,36 @@ def adapt(
     _measure(implementation, adapter, expected, declared)
     implementation.notes += _notes(signature)
     return implementation
+
+
+def _adapted_module(
+    target: Callable[..., Any],
+    module: ModuleFunction,
+    name: str,
+    target_name: str,
+    import_line: str,
+    declared: dict[str, Any],
+    device: str,
+) -> Implementation:
+    renamed = {role: p for role, p in (declared.get("parameters") or {}).items() if role not in ("q", "k", "v")}
+    signature = read(module, name, {role: p for role, p in renamed.items() if p in module.__signature__.parameters})
+    conventions, expected = _from_names(signature, name, declared, expectations(module))
+    if declared.get("empty_rows") is None:
+        expected.discard("empty_rows")  # the name of a mask speaks of functions
+    if module.causal_by == "constructor" and declared.get("alignment") is None:
+        expected.discard("alignment")  # no name of forward speaks of it
+    adapter = ModuleAdapter(target, signature, conventions, module=module)
+    made = Implementation(
+        name, target_name or name, adapter, conventions, import_line=import_line, device=device, facts=module.facts
+    )
+    if not module.projections.whole:
+        made.notes.append("its projections were not found: judged as a black box, by laws on hidden states only")
+        return made
+    _measure(made, adapter, expected | {"layout", "layout_out"}, {**declared, "layout": "BHSD", "layout_out": "BHSD"})
+    made.notes += _notes(signature)
+    if module.forward.left:
+        made.notes.append(f"arguments of forward that are left at their defaults: {', '.join(module.forward.left)}")
+    return made
 
 
 def _without(target: Callable[..., Any], fixed: Mapping[str, Any]) -> Callable[..., Any]:
@@ -85,8 +126,11 @@ def _check_declared(declared: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
 
 
-def _from_names(signature: Signature, name: str, declared: Mapping[str, Any]) -> tuple[Conventions, set[str]]:
-    """What is declared, else what the parameter names stand for; and the fields for which either speaks."""
+def _from_names(
+    signature: Signature, name: str, declared: Mapping[str, Any], known: Mapping[str, Finding] | None = None
+) -> tuple[Conventions, set[str]]:
+    """What is declared, else what is `known`, else what the parameter names stand for; and the fields for which one of
+    them speaks."""
     found: dict[str, Finding] = {}
     flash = any(signature.roles.get(role) in ("softmax_scale", "window_size") for role in ("scale", "window"))
     if flash:
@@ -98,6 +142,7 @@ def _from_names(signature: Signature, name: str, declared: Mapping[str, Any]) ->
         found["causal"] = Finding("flag", "assumed", f"parameter {signature.roles['causal']}")
     elif re.search(r"causal|decoder", name, re.IGNORECASE) and "non" not in name.lower():
         found["causal"] = Finding("always", "assumed", f"the name {name} says so")
+    found |= known or {}
     for field_ in CHOICES:
         if declared.get(field_) is not None:
             found[field_] = Finding(str(declared[field_]), "declared", "attn.yaml")
@@ -144,7 +189,8 @@ def _measure(
         return measure.layout_by_influence(call, signature, extra)
 
     try:
-        layout, layout_out, evidence = guarded_layout()
+        between = isinstance(adapter, ModuleAdapter)  # a module's core is [B, H, S, D] on both sides
+        layout, layout_out, evidence = (None, None, "") if between else guarded_layout()
     except measure.NoTensor as error:
         raise TargetError(
             f"{implementation.name}: returned {error}, not a tensor; an attention returns its output, or a tuple that "
@@ -161,6 +207,9 @@ def _measure(
         implementation.conventions = adapter.conventions = implementation.conventions.replace(layout_out=same)
     settle("layout_out", layout_out, "the shape of the output", accept=False)
     _measure_causal(implementation, settle, expected)
+    if isinstance(adapter, ModuleAdapter):
+        settle_masks(implementation, declared)
+        settle_weights(implementation)
     if signature.has("mask") or signature.has("key_padding"):
         for field_, form, role in (("polarity", "bool", "mask"), ("padding_polarity", "key-padding", "key_padding")):
             if signature.has(role):

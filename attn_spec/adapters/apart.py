@@ -84,11 +84,18 @@ class Apart:
     """A target's function, called in a process of its own.
 
     target: as on the command line; the process resolves it anew.  function: what it is here, for its signature.
-    timeout_s: for one call.  disturbed: what the last calls changed of torch's global state.
+    timeout_s: for one call.  declared: what attn.yaml says, by which a module is built.
+    disturbed: what the last calls changed of torch's global state.
     """
 
-    def __init__(self, target: str, function: Callable[..., Any], timeout_s: float) -> None:
-        self.target, self.timeout_s = target, timeout_s
+    def __init__(
+        self,
+        target: str,
+        function: Callable[..., Any],
+        timeout_s: float,
+        declared: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.target, self.timeout_s, self.declared = target, timeout_s, dict(declared or {})
         self.disturbed: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: multiprocessing.connection.Connection | None = None
@@ -182,7 +189,8 @@ class Apart:
         )
         theirs.close()
         self._pipe = ours
-        ours.send_bytes(pickle.dumps({"target": self.target, "path": sys.path, "threads": torch.get_num_threads()}))
+        first = {"target": self.target, "path": sys.path, "threads": torch.get_num_threads(), "declared": self.declared}
+        ours.send_bytes(pickle.dumps(first))
         if not ours.poll(START_S) or not ours.recv_bytes():
             raise Violation(f"the process for {self.target} did not start within {START_S:g} s", merge="process-died")
 
@@ -204,6 +212,7 @@ class Apart:
 
 def serve(descriptor: int) -> None:
     """Answer calls until the pipe is closed. Runs in the process of its own."""
+    from attn_spec.adapters.modules.adapter import callable_of
     from attn_spec.adapters.resolve import resolve
 
     pipe = multiprocessing.connection.Connection(descriptor)
@@ -212,7 +221,8 @@ def serve(descriptor: int) -> None:
     torch.set_num_threads(first["threads"])
     _limit_memory()
     torch.manual_seed(271828)  # a state that no call reseeds to
-    serving = Serving(resolve(first["target"]).object)
+    found = resolve(first["target"])
+    serving = Serving(callable_of(found.object, found.name, first["declared"]))
     pipe.send_bytes(b"ready")
     while True:
         try:

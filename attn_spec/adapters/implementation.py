@@ -16,7 +16,7 @@ from torch import Tensor
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Conventions, Finding
 from attn_spec.law import Refused, Unsupported, Violation
-from attn_spec.problem import Arguments
+from attn_spec.problem import Arguments, Problem
 from attn_spec.tolerance import Precision, candidates
 
 
@@ -60,6 +60,8 @@ class Implementation:
     contradictions: list[Contradiction] = field(default_factory=list)
     import_line: str = ""
     device: str = "cpu"
+
+    facts: list[tuple[str, Finding]] = field(default_factory=list)  # what else was found out, for the table
 
     disturbed: dict[str, str] = field(default_factory=dict)
 
@@ -112,6 +114,34 @@ class Implementation:
         close = getattr(getattr(self.adapter, "function", None), "close", None)
         if close is not None:
             close()
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is judged on hidden states too."""
+        return hasattr(self.adapter, "module")
+
+    @property
+    def between(self) -> str:
+        """What a module does to q and k on the way to their product: "rotation", "norm", or nothing."""
+        return str(getattr(getattr(self.adapter, "module", None), "between", ""))
+
+    @property
+    def positional(self) -> bool:
+        """Whether q and k arrive at their product as something else than what the projections give."""
+        return bool(self.between)
+
+    def effective(self, arguments: Arguments) -> Arguments:
+        """The arguments as they arrive at the product of q and k; as they are but where `positional`."""
+        if not self.positional:
+            return arguments
+        seen: Arguments = self.shielded(self.adapter.effective, arguments)  # type: ignore[attr-defined]
+        return seen
+
+    def fit(self, problem: Problem) -> Problem:
+        """The problem as this implementation can take it: a module is built for some sizes only."""
+        fit = getattr(self.adapter, "fit", None)
+        fitted: Problem = problem if fit is None else fit(problem)
+        return fitted
 
     def output(self, arguments: Arguments) -> Tensor:
         return self(arguments).output
@@ -176,7 +206,7 @@ def described(error: BaseException) -> str:
     if not text and error.__traceback__ is not None:
         frames = inspect.getinnerframes(error.__traceback__)
         text = (frames[-1].code_context or [""])[0].strip()
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
 
 
 def is_clear(error: BaseException) -> bool:

@@ -172,7 +172,7 @@ TILED = Problem(q_len=128, kv_len=128, heads=2, kv_heads=2, head_dim=64, v_dim=6
 def causality(implementation: Implementation, flag: bool) -> bool | None:
     """Whether the future is hidden, with or without the flag."""
     for problem in (BASE, TILED):
-        arguments = problem.arguments().replace(causal=flag)
+        arguments = implementation.fit(problem).arguments().replace(causal=flag)
         w = _weights(implementation, arguments)
         if w is not None and not bool(w.isnan().any()):
             future = w.triu(1)[..., :-1, :]
@@ -198,6 +198,7 @@ def polarity(implementation: Implementation, form: str) -> str | None:
     """Whether True in a mask that is passed on as it is means attend or masked; as seen through the conventions."""
     part = masks.KeyPadding((3, 2)) if form == "key-padding" else masks.Visible("QK")
     shown = BASE.replace(mask=(part,), delivery=masks.Delivery(form, shape="" if form == "key-padding" else "BHQK"))  # type: ignore[arg-type]
+    shown = implementation.fit(shown)
     arguments = shown.arguments()
     visible, _ = masks.combined(shown.mask, shown.sizes, shown.seed, "top-left")
     w = _weights(implementation, arguments)
@@ -216,6 +217,7 @@ def reads_additive_as_bool(implementation: Implementation) -> bool:
     """Whether an additive mask hides where it is 0: `masked_fill(mask == 0, ...)`, which is meant for 0 and 1."""
     part = masks.Visible("QK")
     shown = BASE.replace(mask=(part,), delivery=masks.Delivery("additive", shape="BHQK", hidden="-1e9"))
+    shown = implementation.fit(shown)
     visible, _ = masks.combined(shown.mask, shown.sizes, shown.seed, "top-left")
     w = _weights(implementation, shown.arguments())
     if w is None or visible is None:
@@ -229,19 +231,27 @@ def empty_rows(implementation: Implementation) -> str | None:
     """What a row with no visible key gives: zero, mean (of V), nan, or None for anything else."""
     masked = BASE.replace(mask=(masks.Visible("QK", empty_rows=(2,)),), delivery=masks.Delivery(shape="BHQK"))
     longer = BASE.replace(q_len=6, mask=(masks.Causal("bottom-right"),))
-    for problem, row in ((masked, 2), (masked.replace(delivery=masks.Delivery("additive", "BHQK")), 2), (longer, 0)):
+    padded = BASE.replace(mask=(masks.KeyPadding((0, 4)),), delivery=masks.Delivery("key-padding"))
+    ways = (
+        *((masked, 2), (masked.replace(delivery=masks.Delivery("additive", "BHQK")), 2), (longer, 0)),
+        *((masked.replace(delivery=masks.Delivery(form, "B1QK")), 2) for form in ("bool", "additive")),
+        *((p, 0) for p in (padded, padded.replace(delivery=masks.Delivery(shape="B11K")))),
+    )
+    for problem, row in ways:
         if problem is longer and implementation.conventions.alignment.value != "bottom-right":
             continue
-        arguments = problem.arguments()
+        always = implementation.conventions.causal.value == "always"
+        arguments = implementation.fit(problem).arguments()
+        arguments = arguments.replace(causal=arguments.causal or always)
         try:
-            out = implementation(arguments).output[:, :, row]
+            out = implementation(arguments).output[:1, :, row]
         except (Unsupported, Refused, Violation, IndexError):
             continue
         if bool(out.isnan().all()):
             return "nan"
         if bool((out == 0).all()):
             return "zero"
-        mean = arguments.v.mean(2)
+        mean = arguments.v[:1].mean(2)
         if out.shape == mean.shape and bool(((out - mean).abs() < 1e-4).all()):
             return "mean"
         return None
@@ -270,7 +280,7 @@ def read_heads(implementation: Implementation, arguments: Arguments) -> list[int
 
 def lse_base(implementation: Implementation) -> str | None:
     """The base of the log-sum-exp that is returned beside the output."""
-    arguments = BASE.arguments().replace(returns="lse")
+    arguments = implementation.fit(BASE).arguments().replace(returns="lse")
     try:
         lse = implementation(arguments).lse
     except (Unsupported, Refused, Violation):
@@ -296,10 +306,10 @@ def precision(implementation: Implementation, dtype: str) -> tuple[Precision | N
     choices = candidates(dtype)
     worst = [0.0] * len(choices)
     ran = 0
-    for problem in (p.replace(dtype=dtype) for p in (*PRECISION_PROBES, TILED)):
+    for problem in (implementation.fit(p).replace(dtype=dtype) for p in (*PRECISION_PROBES, TILED)):
         causal = implementation.conventions.causal.value == "always"
         arguments = problem.arguments().replace(causal=causal)
-        if problem is not TILED and ran == len(PRECISION_PROBES):
+        if problem.q_len != TILED.q_len and ran == len(PRECISION_PROBES):
             break
         try:
             out = implementation(arguments).output
@@ -308,7 +318,7 @@ def precision(implementation: Implementation, dtype: str) -> tuple[Precision | N
             continue
         ran += 1
         for n, choice in enumerate(choices):
-            right = oracle.answer(arguments, implementation.conventions.meaning, choice)
+            right = oracle.answer(implementation.effective(arguments), implementation.conventions.meaning, choice)
             ratio = right.compare(out).ratio if out.shape == right.output.shape else float("inf")
             worst[n] = max(worst[n], ratio)
     if not ran:

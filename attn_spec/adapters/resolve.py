@@ -40,7 +40,7 @@ def resolve(target: str) -> Target:
 
     `pkg.mod.attr` (attributes may be nested), `pkg.mod:attr`, `path/file.py:attr`, or a name of `BUILTINS`.
     Raises TargetError where it does not exist (the nearest names are offered), raises on import (with its own
-    traceback, short), is not callable, or is a class or an nn.Module, which this version does not judge.
+    traceback, short), is not callable, or is a class that is no nn.Module.
     """
     if target in BUILTINS:
         return _builtin(target)
@@ -272,23 +272,17 @@ def _load(path: Path, target: str) -> tuple[ModuleType, Path, str]:
 
 
 def _check_callable(found: Any, target: str) -> None:
-    is_class = inspect.isclass(found)
     torch = sys.modules.get("torch")
     module_type = torch.nn.Module if torch is not None else ()
-    if isinstance(found, module_type) or (is_class and issubclass(found, module_type or ())):
-        what = "class" if is_class else "instance"
+    if inspect.isclass(found) and not issubclass(found, module_type or ()):
         raise TargetError(
-            f"{target}: is an nn.Module {what}, and this version judges functions of q, k and v; name the function "
-            f"that it calls, or write one: def attention(q, k, v): ..."
-        )
-    if is_class:
-        raise TargetError(
-            f"{target}: is a class, and this version judges functions of q, k and v; name a function, or write one "
-            f"that makes an instance and calls it: def attention(q, k, v): ..."
+            f"{target}: is a class and no nn.Module; name a function of q, k and v, a module, or write a function that "
+            f"makes an instance and calls it: def attention(q, k, v): ..."
         )
     if not callable(found):
         raise TargetError(
-            f"{target}: is a {type(found).__name__}, which can't be called; name a function f(q, k, v, ...)"
+            f"{target}: is a {type(found).__name__}, which can't be called; name a function f(q, k, v, ...) or an "
+            f"nn.Module"
         )
 
 

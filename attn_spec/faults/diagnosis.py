@@ -33,6 +33,7 @@ from attn_spec.blocks import Pipeline, Trace
 from attn_spec.conventions import Meaning
 from attn_spec.faults import CATALOGUE, Fault
 from attn_spec.faults.fault import both
+from attn_spec.faults.modules import ModuleFault
 from attn_spec.faults.scope import confined, scopes_that
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.problem import DTYPES, Arguments, Problem
@@ -65,7 +66,7 @@ ANY = Guard.NONE | Guard.MASKED_ROWS | Guard.EMPTY_ROWS | Guard.NAN
 class Diagnosis:
     """A fault, or two, that gives the implementation's answer on `reproduces` of `of` problems."""
 
-    fault: Fault
+    fault: Fault | ModuleFault
     reproduces: int
     of: int
 
@@ -230,6 +231,9 @@ def _cases(implementation: Implementation, problems: list[Problem], deadline: fl
             continue
         precision = implementation.precision_for(problem.dtype)
         arguments, right, empty, masked = _right(problem.replace(device="cpu"), meaning)
+        if implementation.positional:
+            seen = implementation.effective(problem.arguments(meaning.alignment))
+            arguments, right, empty, masked = _answered(seen, meaning)
         if output.shape != right.output.shape:
             continue
         differs = not tolerance.worst(output, right.output, bound(right, blocks.RIGHT, precision)).holds
@@ -241,7 +245,11 @@ def _cases(implementation: Implementation, problems: list[Problem], deadline: fl
 @lru_cache(maxsize=128)
 def _right(problem: Problem, meaning: Meaning) -> tuple[Arguments, Trace, Tensor, Tensor]:
     """The arguments in float64, the right answer, the rows that see no key, and those to which the mask shows none."""
-    arguments = problem.arguments(meaning.alignment).double()
+    return _answered(problem.arguments(meaning.alignment), meaning)
+
+
+def _answered(arguments: Arguments, meaning: Meaning) -> tuple[Arguments, Trace, Tensor, Tensor]:
+    arguments = arguments.double()
     right = blocks.run(arguments, meaning)
     masked = blocks.run(arguments.replace(causal=False), meaning) if arguments.causal else right
     return arguments, right, (right.logits == -torch.inf).all(-1), (masked.logits == -torch.inf).all(-1)

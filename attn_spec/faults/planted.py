@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
-from attn_spec import blocks
+from attn_spec import blocks, module_blocks
 from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.conventions import Conventions, Finding, Meaning
 from attn_spec.faults.fault import Fault
+from attn_spec.faults.modules import ModuleFault
+from attn_spec.module_blocks import Mode
 from attn_spec.problem import Arguments
 
 
@@ -44,3 +48,49 @@ def planted(fault: Fault | None, meaning: Meaning | None = None) -> Implementati
     )
     name = "right" if fault is None else fault.id
     return Implementation(name, f"planted:{name}", Planted(fault, meaning), conventions)
+
+
+def planted_class(fault: Fault | ModuleFault | None) -> type[nn.Module]:
+    """An attention module of its own with this fault, written around the blocks: to be judged as a user's is."""
+    core = fault.pipeline if isinstance(fault, Fault) else blocks.RIGHT
+    surroundings = fault.pipeline if isinstance(fault, ModuleFault) else module_blocks.RIGHT
+    pipeline = dataclasses.replace(surroundings, core=core)
+
+    class Module(nn.Module):
+        """x [B, S, hidden], context [B, Sk, hidden] or None, mask bool (True = may be seen) or additive."""
+
+        def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int, dropout: float = 0.0) -> None:
+            super().__init__()
+            if hidden_size % num_heads or num_heads % num_kv_heads:
+                raise ValueError(f"{hidden_size} channels, {num_heads} heads and {num_kv_heads} kv heads do not divide")
+            head_dim = hidden_size // num_heads
+            self.num_heads, self.num_kv_heads, self.dropout = num_heads, num_kv_heads, dropout
+            self.q_proj = nn.Linear(hidden_size, num_heads * head_dim)
+            self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim)
+            self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim)
+            self.o_proj = nn.Linear(num_heads * head_dim, hidden_size)
+            self._kept: dict[str, Tensor] = {}
+
+        def forward(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            mask: Tensor | None = None,
+            is_causal: bool = False,
+            return_weights: bool = False,
+        ) -> Tensor | tuple[Tensor, Tensor]:
+            q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], 1)
+            k = x.new_empty(x.shape[0], self.num_kv_heads, 1, 1)
+            form = None if mask is None else "bool" if mask.dtype == torch.bool else "additive"
+            if mask is not None and mask.dtype != torch.bool:
+                mask = mask.to(x.dtype)
+            like = Arguments(q, k, k, mask, form, is_causal)  # type: ignore[arg-type]
+            linears = {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj, "o": self.o_proj}
+            weights = {name: linear.weight.mT for name, linear in linears.items()}
+            weights |= {f"{name}_bias": linear.bias for name, linear in linears.items()}
+            mode = Mode(self.training, self.dropout, return_weights, self._kept)
+            y, p = module_blocks.run(x, context, weights, like, Meaning(), pipeline, mode)
+            return (y, p) if return_weights else y
+
+    Module.__name__ = Module.__qualname__ = "Right" if fault is None else fault.id.title().replace("-", "")
+    return Module

@@ -6,7 +6,10 @@ laws in `attn_spec.law.LAWS`.
 
 import importlib
 
-THEMES = ("shapes", "weights", "scaling", "causality", "masking", "heads", "numerics", "execution", "metamorphic")
+THEMES = (
+    *("shapes", "weights", "scaling", "causality", "masking", "heads", "numerics", "execution", "metamorphic"),
+    "modules",
+)
 
 
 def load() -> None:

@@ -11,7 +11,7 @@ from attn_spec import oracle, tolerance
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import one_hot
 from attn_spec.conventions import Meaning
-from attn_spec.law import Violation
+from attn_spec.law import Unsupported, Violation
 from attn_spec.oracle import Answer
 from attn_spec.problem import Arguments, Problem
 from attn_spec.tolerance import Precision, Worst
@@ -21,6 +21,12 @@ AXES = ("sample", "head", "query", "channel")
 
 def arguments_for(implementation: Implementation, problem: Problem) -> Arguments:
     return problem.arguments(implementation.conventions.meaning.alignment)
+
+
+def needs_plain(implementation: Implementation) -> None:
+    """Raise Unsupported where q and k change with their positions on the way, of which the law knows nothing."""
+    if implementation.positional:
+        raise Unsupported("q and k are rotated or normalised on the way to their product")
 
 
 def output(implementation: Implementation, arguments: Arguments) -> Tensor:
@@ -55,7 +61,8 @@ def _shape_hint(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
 def answer(implementation: Implementation, arguments: Arguments, *, weights: bool = False) -> Answer:
     """The oracle's answer to the arguments, with the bound for this implementation's precision."""
     precision = implementation.precision_for(arguments.dtype)
-    return oracle.answer(arguments, implementation.conventions.meaning, precision, weights=weights)
+    seen = implementation.effective(arguments)
+    return oracle.answer(seen, implementation.conventions.meaning, precision, weights=weights)
 
 
 @lru_cache(maxsize=512)
@@ -65,6 +72,8 @@ def _known_answer(problem: Problem, meaning: Meaning, precision: Precision) -> A
 
 def answer_to(implementation: Implementation, problem: Problem) -> Answer:
     """As `answer`, for a problem as it stands: worked out once."""
+    if implementation.positional:
+        return answer(implementation, arguments_for(implementation, problem))
     precision = implementation.precision_for(problem.dtype)
     return _known_answer(problem, implementation.conventions.meaning, precision)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_spec.adapters.implementation import Implementation
-from attn_spec.invariants.comparison import answer, answer_to, arguments_for, output, require_within, same
+from attn_spec.invariants.comparison import answer, answer_to, arguments_for, needs_plain, output, require_within, same
 from attn_spec.invariants.masking import smoothing_error
 from attn_spec.law import Refused, Unsupported, law
 from attn_spec.masks import Causal, Delivery, Form
@@ -33,6 +33,7 @@ def keys_split(implementation: Implementation, problem: Problem) -> None:
     Why: split keys, merged by their log-sum-exp, are how long sequences are decoded and how blocks are put together.
     Example: a running maximum that is not rescaled, so that a later block counts for more or for less.
     """
+    needs_plain(implementation)
     if problem.causal_by_flag:
         raise Unsupported("always causal, so keys can't be split")
     if problem.kv_len < 2:

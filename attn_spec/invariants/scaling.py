@@ -7,7 +7,15 @@ import math
 import torch
 
 from attn_spec.adapters.implementation import Implementation
-from attn_spec.invariants.comparison import agrees, answer, arguments_for, output, recovered, require_within
+from attn_spec.invariants.comparison import (
+    agrees,
+    answer,
+    arguments_for,
+    needs_plain,
+    output,
+    recovered,
+    require_within,
+)
 from attn_spec.law import Advisory, Violation, law
 from attn_spec.problem import Arguments, Problem
 
@@ -94,7 +102,9 @@ def default_scale(implementation: Implementation, problem: Problem) -> None:
     model trains, a little worse.
     Example: sqrt(hidden) of the whole model, or hidden / kv_heads under grouped heads.
     """
-    _scale_is(implementation, problem, problem.head_dim**-0.5, "1/sqrt(d_k)")
+    needs_plain(implementation)
+    declared = implementation.conventions.meaning.scale
+    _scale_is(implementation, problem, 1.0 if declared == "1" else problem.head_dim**-0.5, declared)
 
 
 @law("ATN302", "explicit-scale", "A scale that is given is the one that is used")
@@ -115,6 +125,7 @@ def scale_and_bias(implementation: Implementation, problem: Problem) -> None:
     Why: a bias that is scaled too is sqrt(d_k) times too weak: position biases lose their effect.
     Example: `(q @ k.mT + bias) * scale`.
     """
+    needs_plain(implementation)
     agrees(implementation, problem)
 
 

@@ -7,7 +7,7 @@ import torch
 from attn_spec import tolerance
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.invariants import comparison
-from attn_spec.invariants.comparison import answer, arguments_for, output, place, recovered, require_within
+from attn_spec.invariants.comparison import answer, arguments_for, needs_plain, output, place, recovered, require_within
 from attn_spec.law import Unsupported, Violation, law
 from attn_spec.problem import Arguments, Problem
 
@@ -138,6 +138,7 @@ def key_order(implementation: Implementation, problem: Problem) -> None:
     Why: attention is a sum over keys; code that depends on their order drops, repeats or misplaces some.
     Example: the last partial block of keys left out.
     """
+    needs_plain(implementation)
     _order_is_free(problem)
     one = arguments_for(implementation, problem)
     order = _order(problem.kv_len, problem.seed)
@@ -153,6 +154,7 @@ def query_order(implementation: Implementation, problem: Problem) -> None:
     Why: a row that depends on other queries leaks across tokens.
     Example: a softmax over the queries.
     """
+    needs_plain(implementation)
     _order_is_free(problem)
     one = arguments_for(implementation, problem)
     order = _order(problem.q_len, problem.seed + 1)
@@ -199,6 +201,7 @@ def row_shift(implementation: Implementation, problem: Problem) -> None:
     Why: without the row maximum taken off, exp overflows and the row becomes NaN.
     Example: `exp(s) / exp(s).sum(-1)`.
     """
+    needs_plain(implementation)
     one = arguments_for(implementation, problem)
     b, h, q_len, kv_len = one.sizes
     shift = (20.0 * (torch.arange(q_len) % 11))[:, None].to(one.q.dtype)

@@ -7,6 +7,7 @@ BUILTINS: dict[str, str] = {
     "flash-attn": "attn_spec.reference.fused.flash_attn:flash_attn_func",
     "flex": "attn_spec.reference.fused.flex:flex",
     "flex-compiled": "attn_spec.reference.fused.flex:flex_compiled",
+    "multihead": "attn_spec.reference.scratch.multi_head:MultiHeadAttention",
     "naive": "attn_spec.reference.scratch.naive:naive",
     "sdpa": "torch.nn.functional:scaled_dot_product_attention",
     "sdpa-flash": "attn_spec.reference.fused.sdpa:sdpa_flash",

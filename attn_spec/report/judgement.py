@@ -153,6 +153,10 @@ class Judgement:
             advised = any(is_advisory(result) for result in self.results)
             otherwise = self.problems_to_diagnose(advisories=True) if advised else []
             self.diagnosis = diagnose(self.implementation, self.problems_to_diagnose(), otherwise=otherwise)
+            if self.implementation.is_module and not self.diagnosis:
+                from attn_spec.faults.module_diagnosis import diagnose_module
+
+                self.diagnosis = diagnose_module(self.implementation, self.results)
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
 
@@ -198,7 +202,8 @@ class Judgement:
         advisories: with those on which only an advisory failed.
         """
         fatal = {r.problem for r in self.results if r.merge in ("hangs", "process-died")}  # not to be run again
-        failing = {r.problem for r in self.results if r.outcome == "failed" or (advisories and is_advisory(r))} - fatal
+        wrong = [r for r in self.results if r.outcome == "failed" and "stale:" not in r.merge]
+        failing = {r.problem for r in [*wrong, *(r for r in self.results if advisories and is_advisory(r))]} - fatal
         passing = {r.problem for r in self.results if r.outcome == "passed"} - failing - fatal
         room = max(limit - len(failing), limit // 3)
         return [*_varied(failing)[: limit - room], *_varied(passing)[:room]]

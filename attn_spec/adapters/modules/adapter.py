@@ -1,0 +1,342 @@
+"""The adapter of a module: what its names and buffers let expect, which masks it takes, and problems made to fit it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_spec import masks
+from attn_spec.adapters.function import FunctionAdapter
+from attn_spec.adapters.hf_interface import from_interface, is_interface
+from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.modules.construct import ROLE_OF, is_factory
+from attn_spec.adapters.modules.core import ModuleFunction
+from attn_spec.conventions import Finding
+from attn_spec.law import Refused, Unsupported, Violation
+from attn_spec.masks import Delivery, KeyPadding, Visible
+from attn_spec.problem import Arguments, Problem
+
+SHAPES = ("BHQK", "B1QK", "B11K", "HQK", "QK")  # of a mask; BK, a key padding, is tried apart
+KEPT = 64  # q and k whose arrival is remembered
+BY_LENGTH = ("context_length", "block_size", "context_size", "n_ctx", "ctx_len")  # constructor names that imply causal
+
+
+def callable_of(target: Any, name: str, declared: Mapping[str, Any] | None = None) -> Any:
+    """A module class, instance or factory as a function of q, k and v; anything else as it is. Raises TargetError."""
+    if isinstance(target, nn.Module) or (isinstance(target, type) and issubclass(target, nn.Module)):
+        return ModuleFunction(target, name or _name(target), declared)
+    if is_interface(target):
+        return from_interface(target)
+    if is_factory(target):
+        return ModuleFunction(target, name or _name(target), declared)
+    return target
+
+
+def _name(target: Any) -> str:
+    return type(target).__name__ if isinstance(target, nn.Module) else str(getattr(target, "__name__", "module"))
+
+
+def expectations(f: ModuleFunction) -> dict[str, Finding]:
+    """The conventions that a module's names and buffers stand for."""
+    found = {"layout": Finding("BHSD", "assumed", "between its projections")}
+    found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
+    if f.multihead:
+        why = "nn.MultiheadAttention: True = hidden"
+        found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
+    built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
+    if built_causal and "causal" not in f.forward.roles and not f.by_mask:
+        found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
+        return found
+    if "causal" in f.forward.roles or f.causal_by:
+        how = {"constructor": "the constructor's flag", "mask": "the triangle goes in with the mask"}.get(f.causal_by)
+        found["causal"] = Finding("flag", "assumed", how or f"parameter {f.forward.roles.get('causal')}")
+        return found
+    why = _why_causal(f)
+    if why:
+        found["causal"] = Finding("always", "assumed", why)
+    else:
+        found["causal"] = Finding(
+            "never", "assumed", "treated as bidirectional: no flag, no triangle, no name says causal"
+        )
+    return found
+
+
+def _why_causal(f: ModuleFunction) -> str:
+    """Why a module is expected to be causal; "" where nothing says so."""
+    names = [type(f.module).__name__, f.__name__]
+    told = next((n for n in names if re.search(r"causal|decoder", n, re.IGNORECASE) and "non" not in n.lower()), "")
+    if told and not re.search(r"cross|encoder", told, re.IGNORECASE) and not f.takes_context:
+        return f"the name {told} says so"
+    source = source_of(f.module, of="forward")
+    found = re.search(r"\b(tril|triu)\s*\(|is_causal\s*=\s*True|causal\s*=\s*True", source)
+    if found and not f.forward.roles.get("mask"):
+        return f"its source says {found.group(0).rstrip('( ')}"
+    for name, buffer in f.module.named_buffers():
+        if _is_triangle(buffer):
+            return f"the buffer {name} is triangular"
+    if f.constructor is not None and not f.forward.roles.get("mask"):
+        by_length = [p.name for p in f.constructor.parameters() if p.name in BY_LENGTH]
+        if by_length:
+            return f"the constructor takes {by_length[0]}"
+    return ""
+
+
+def source_of(module: nn.Module, of: str = "") -> str:
+    """The source of a module's class, or of one of its methods; "" where it can't be read."""
+    kind = type(module)
+    try:
+        return inspect.getsource(getattr(kind, of) if of else kind)
+    except (OSError, TypeError):  # a class that was renamed can't be found by its name
+        return "" if of else f"{kind.__doc__ or ''}\n{source_of(module, of='forward')}"
+
+
+def _is_triangle(buffer: Tensor) -> bool:
+    if buffer.dim() < 2 or buffer.shape[-1] < 3 or buffer.shape[-1] != buffer.shape[-2]:
+        return False
+    x = buffer.reshape(-1, *buffer.shape[-2:])[0]
+    x = x.double() if x.dtype != torch.bool else x.double()
+    upper, lower = x.triu(1), x.tril(-1)
+    ones = torch.ones_like(x)
+    above, below = upper[ones.triu(1) == 1], lower[ones.tril(-1) == 1]
+    return bool((above == above[0]).all() and (below == below[0]).all() and above[0] != below[0])
+
+
+@dataclass(eq=False)
+class ModuleAdapter(FunctionAdapter):
+    """Calls a `ModuleFunction` on q, k and v.
+
+    module: what was found out about it, on this side.  shapes: of the masks that it takes; None: whatever it is given.
+    forms: in which.  padding: whether the mask parameter takes a key padding [B, Sk].  three_axes: whether a mask that
+    is the same for all heads goes in as [B, Sq, Sk].  padding_dtype: of that key padding, 1 for a real key where it is
+    no bool.  gives_weights: whether weights are returned unasked.
+    """
+
+    module: ModuleFunction | None = None
+    shapes: tuple[str, ...] | None = None
+    forms: tuple[str, ...] = ("bool", "additive")
+    padding: bool = False
+    three_axes: bool = False
+    padding_dtype: torch.dtype = torch.bool
+    gives_weights: bool = False
+    _arrived: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+
+    def fit(self, problem: Problem) -> Problem:
+        """The problem with the sizes that the module can be built for."""
+        assert self.module is not None
+        p, f = problem, self.module
+        heads, kv_heads, head_dim, v_dim = f.fit(p.heads, p.kv_heads, p.head_dim, p.v_dim)
+        changes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "v_dim": v_dim}
+        if not f.takes_context and p.q_len != p.kv_len:
+            changes["q_len"] = changes["kv_len"] = max(p.q_len, p.kv_len)
+        changes = {name: value for name, value in changes.items() if value != getattr(p, name)}
+        return p.replace(**changes) if changes else p
+
+    def asked(self, arguments: Arguments) -> dict[str, Any]:
+        """What forward gets beside its inputs, by name. Raises Unsupported where something can't be asked for."""
+        values = self._values(arguments)
+        tensors = {self.signature.roles[role] for role in "qkv"}
+        return {name: value for name, value in values.items() if name not in tensors}
+
+    def effective(self, arguments: Arguments) -> Arguments:
+        """The arguments as they arrive at q.k, where the module rotates or normalises q and k on the way."""
+        if self.module is None or not self.module.between:
+            return arguments
+        q, k = (x.detach().contiguous() for x in (arguments.q, arguments.k))
+        key = (q.dtype, q.shape, k.shape, *_mark(q), *_mark(k))
+        if key not in self._arrived:
+            if len(self._arrived) >= KEPT:
+                del self._arrived[next(iter(self._arrived))]
+            self._arrived[key] = self.function(q, k, k, attn_spec_request="between")
+        q, k = self._arrived[key]
+        return arguments.replace(q=q, k=k)
+
+    def _mask_name(self, arguments: Arguments) -> str:
+        name = super()._mask_name(arguments)
+        if not name and self.padding and arguments.form == "key-padding":
+            return self.signature.roles["mask"]
+        return name
+
+    def _values(self, arguments: Arguments) -> dict[str, Any]:
+        mask = arguments.mask
+        if arguments.returns == "weights" and self.gives_weights and "weights" not in self.signature.roles:
+            arguments = arguments.replace(returns="")
+        if self.three_axes and mask is not None and mask.dim() == 4 and arguments.form != "key-padding":
+            if mask.shape[1] > 1:
+                raise Unsupported("its mask is [B, Sq, Sk], the same for all heads")
+            arguments = arguments.replace(mask=mask[:, 0].expand(-1, arguments.q.shape[2], -1))
+        if arguments.causal and self.module is not None and self.module.by_mask and _holds_the_lowest(mask):
+            raise Unsupported("the triangle goes in with the mask, whose lowest number stands for it too")
+        values = super()._values(arguments)
+        if mask is not None and arguments.form != "key-padding" and self.shapes is not None:
+            shape = shape_of(mask, arguments.q.shape[1], arguments.q.shape[2])
+            if shape not in self.shapes:
+                raise Unsupported(f"its mask takes {', '.join(self.shapes) or 'no mask of q by k'}, not {shape}")
+            if arguments.form not in self.forms:
+                raise Unsupported(f"its mask is {' or '.join(self.forms)}, not {arguments.form}")
+        if arguments.form == "key-padding" and self.padding_dtype != torch.bool:
+            name = self._mask_name(arguments)
+            values[name] = values[name].to(self.padding_dtype)
+        return values
+
+
+def _holds_the_lowest(mask: Tensor | None) -> bool:
+    if mask is None or not mask.is_floating_point() or not bool(mask.isfinite().all()):
+        return False
+    return bool((mask <= torch.finfo(mask.dtype).min).any())
+
+
+def _mark(x: Tensor) -> tuple[float, float]:
+    """Two numbers by which one tensor is told from another."""
+    flat = x.double().flatten()
+    step = torch.arange(1, len(flat) + 1, dtype=torch.float64)
+    return float(flat @ torch.cos(step)), float(flat @ torch.sin(0.7 * step))
+
+
+def shape_of(mask: Tensor, heads: int, q_len: int) -> str:
+    """The shape of a mask in letters, in which an axis of size 1 broadcasts."""
+    if mask.dim() == 4:
+        per_head, per_query = mask.shape[1] > 1 or heads == 1, mask.shape[2] > 1 or q_len == 1
+        if mask.shape[1] == 1:
+            return "B1QK" if per_query and mask.shape[2] == q_len and q_len > 1 else "B11K"
+        return "BHQK" if per_head else "B1QK"
+    return {3: "HQK", 2: "QK"}.get(mask.dim(), f"{mask.dim()} axes")
+
+
+# which masks it takes ------------------------------------------------------------------------------------------------
+
+SIZED = Problem(batch=5, heads=4, kv_heads=4, q_len=3, kv_len=3, head_dim=8, v_dim=8, values="mild")
+
+
+def settle_weights(implementation: Implementation) -> None:
+    """Find out whether weights are returned unasked."""
+    adapter = implementation.adapter
+    assert isinstance(adapter, ModuleAdapter)
+    try:
+        arguments = implementation.fit(SIZED).arguments()
+        arguments = arguments.replace(causal=implementation.conventions.causal.value == "always")
+        adapter.gives_weights = implementation(arguments).weights is not None
+    except (Unsupported, Refused, Violation):
+        return
+
+
+def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) -> None:
+    """Find out which shapes and forms of a mask the module takes, on sizes of which no two are alike.
+
+    A shape is taken where it hides what it says, or the very opposite. In a form that is taken in some shape, a mask of
+    four axes that is taken without complaint is taken: what it does wrong there is wrong.
+    """
+    adapter = implementation.adapter
+    assert isinstance(adapter, ModuleAdapter)
+    assert adapter.module is not None
+    facts = adapter.module.facts
+    if "mask" not in adapter.signature.roles:
+        return
+    if declared.get("mask_shapes"):
+        shapes = tuple(declared["mask_shapes"])
+        adapter.shapes, adapter.padding = tuple(s for s in shapes if s != "BK"), "BK" in shapes
+        facts.append(("masks", Finding(" ".join(shapes), "declared", "attn.yaml")))
+        return
+    found: dict[tuple[str, str], str] = {}
+    for form in ("bool", "additive"):
+        for shape in SHAPES:
+            found[form, shape] = _mask_effect(implementation, form, shape)
+    four = [effect for (_, shape), effect in found.items() if len(shape) == 4]
+    if not {"right", "inverted"} & set(four):
+        adapter.three_axes = True
+        batch = {
+            (form, shape): _mask_effect(implementation, form, shape)
+            for form in ("bool", "additive")
+            for shape in SHAPES[1:3]
+        }
+        adapter.three_axes = bool({"right", "inverted"} & set(batch.values()))
+        found |= batch if adapter.three_axes else {}
+    source = source_of(adapter.module.module)
+    claimed = "bool" if re.search(r"mask[^\n:]*\bbool\b|mask: *[^\n]*\bbool\b|\bbool\b[^\n]*mask", source, re.I) else ""
+    right = {key for key, effect in found.items() if effect == "right" or (effect == "inverted" and key[0] == "bool")}
+    padding = "raises"
+    for dtype in (torch.bool, torch.long, torch.float32):
+        adapter.padding_dtype = dtype
+        padding = _padding_effect(implementation)
+        if padding in ("right", "inverted"):
+            break
+    else:
+        adapter.padding_dtype = torch.bool
+        padding = _padding_effect(implementation)
+    forms = tuple(form for form in ("bool", "additive") if form == claimed or any(f == form for f, _ in right))
+    silent = {key for key, effect in found.items() if key[0] in forms and effect == "other" and len(key[1]) == 4}
+    if not right and padding not in ("right", "inverted"):
+        if any(effect == "other" for effect in [*found.values(), padding]):
+            adapter.padding = padding == "other"
+            return  # it takes masks and hides otherwise: the laws say what is wrong
+        adapter.shapes = ()
+        facts.append(("masks", Finding("none", "measured", "no mask of q by k and no key padding runs")))
+        return
+    adapter.forms = forms or adapter.forms
+    adapter.shapes = tuple(shape for shape in SHAPES if any((form, shape) in right | silent for form in forms))
+    if "key_padding" not in adapter.signature.roles:
+        adapter.padding = padding in ("right", "inverted")
+        polarity = implementation.conventions.polarity
+        implementation.conventions = adapter.conventions = implementation.conventions.replace(padding_polarity=polarity)
+    if adapter.three_axes:
+        facts.append(("mask axes", Finding("[B, Sq, Sk]", "measured", "four axes are not taken")))
+    if adapter.padding_dtype != torch.bool:
+        facts.append(("padding", Finding(f"{adapter.padding_dtype}, 1 = real".removeprefix("torch."), "measured", "")))
+    words = [*adapter.shapes, *(["BK"] if adapter.padding else [])]
+    evidence = f"{' and '.join(adapter.forms)}; what it hides in each shape"
+    facts.append(("masks", Finding(" ".join(words) or "none", "measured", evidence)))
+
+
+def _mask_effect(implementation: Implementation, form: str, shape: str) -> str:
+    """ "right", "inverted", "other", or "raises" for a mask of a shape and form."""
+    axes = "".join(a for a in shape if a != "1")
+    how = Delivery(form, shape=shape, hidden="-1e9" if form == "additive" else "-inf")  # type: ignore[arg-type]
+    problem = implementation.fit(SIZED.replace(mask=(Visible(axes, density=0.5),), delivery=how))
+    return _effect(implementation, problem)
+
+
+def _padding_effect(implementation: Implementation) -> str:
+    adapter = implementation.adapter
+    assert isinstance(adapter, ModuleAdapter)
+    adapter.padding = True
+    try:
+        problem = implementation.fit(
+            SIZED.replace(mask=(KeyPadding((3, 2, 1, 3, 2)),), delivery=Delivery("key-padding"))
+        )
+        declared = implementation.conventions
+        implementation.conventions = adapter.conventions = declared.replace(padding_polarity=declared.polarity)
+        try:
+            return _effect(implementation, problem)
+        finally:
+            implementation.conventions = adapter.conventions = declared
+    finally:
+        adapter.padding = False
+
+
+def _effect(implementation: Implementation, problem: Problem) -> str:
+    from attn_spec.invariants.comparison import recovered
+
+    try:
+        arguments = problem.arguments()
+        if implementation.conventions.causal.value == "always":
+            arguments = arguments.replace(causal=True)
+        weights, _ = recovered(implementation, arguments)
+    except (Unsupported, Refused, Violation):
+        return "raises"
+    visible, _ = masks.combined(problem.mask, problem.sizes, problem.seed, "top-left")
+    if visible is None:
+        return "other"
+    seen, visible = weights.abs() > 1e-9, visible.expand(weights.shape)
+    possible = torch.ones_like(visible)
+    if arguments.causal:
+        possible = possible.tril()
+    told = (visible & possible).any(-1, keepdim=True) & (~visible & possible).any(-1, keepdim=True)
+    told = (told & possible).expand_as(seen)
+    if bool((seen == visible)[told].all()):
+        return "right"
+    return "inverted" if bool((seen == ~visible)[told].all()) else "other"

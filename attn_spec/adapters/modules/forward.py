@@ -1,0 +1,196 @@
+"""What the arguments of a module's forward stand for, by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_spec.adapters.modules.construct import substituted
+from attn_spec.adapters.signature import TargetError
+from attn_spec.conventions import ROLES
+
+INPUTS = (
+    *("x", "hidden_states", "hidden", "inputs", "input", "inp", "embeddings", "tokens", "src", "tgt", "x_q", "q_in"),
+    *("x_1", "x1", "query_states", "hidden_state", "inputs_q", "queries_input", "input_tensor", "feats", "features"),
+)
+CONTEXTS = (
+    *("context", "memory", "encoder_hidden_states", "key_value_states", "x_2", "x2", "kv", "y", "cond", "enc"),
+    *(
+        "encoder_output",
+        "encoder_outputs",
+        "x_kv",
+        "kv_in",
+        "cross",
+        "ctx",
+        "source",
+        "encoder_out",
+        "inputs_kv",
+        "z",
+        "key_value",
+        "kv_input",
+        "kv_states",
+        "key_value_input",
+    ),
+)
+ROTATIONS = ("position_embeddings", "rotary_pos_emb", "rotary_emb", "freqs_cis", "freqs", "rope")
+MORE = {  # further names of forward, beside those of functions
+    "mask": ("src_mask", "attn_bias", "tgt_mask", "att_mask", "attention_masks", "m", "masks"),
+    "key_padding": ("pad_mask", "key_mask", "kv_mask"),
+    "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
+}
+NOTHING = (  # arguments that are left out, or None, when nothing is asked of them
+    *(
+        "past_key_value",
+        "past_key_values",
+        "layer_past",
+        "kv_cache",
+        "cache",
+        "use_cache",
+        "cache_position",
+        "start_pos",
+    ),
+    *("position_ids", "head_mask", "input_pos", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
+)
+
+
+def role_of(name: str) -> str:
+    """The role of an argument of forward beside its inputs; "" where the name says nothing."""
+    for role in ("mask", "key_padding", "bias", "causal", "scale", "dropout", "weights", "lse"):
+        if name in ROLES.get(role, ()) or name in MORE.get(role, ()):
+            return role
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """The arguments of forward by what they stand for.
+
+    inputs: the one of the hidden states, or the three of query, key and value.  context: of what keys are made from, if
+    that can be given.  roles: role -> name, of masks, flags and the like.  fixed: what each call gets (`call:`).
+    """
+
+    inputs: tuple[str, ...]
+    context: str = ""
+    context_required: bool = False
+    roles: Mapping[str, str] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    rotations: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+
+    @property
+    def separate(self) -> bool:
+        """Whether query, key and value are given apart."""
+        return len(self.inputs) == 3
+
+    def extras(self, x: Tensor, length: int, head_dim: int, words: Mapping[str, Any]) -> dict[str, Any]:
+        """What each call gets whatever is asked: the declared arguments, and rotations by nothing."""
+        cos, sin = x.new_ones(1, length, head_dim), x.new_zeros(1, length, head_dim)
+        known = {
+            **words,
+            "cos": cos,
+            "sin": sin,
+            "identity_rotation": (cos, sin),
+            "positions": torch.arange(length)[None],
+        }
+        values: dict[str, Any] = {}
+        if "cos" in self.required or "sin" in self.required:
+            values |= {name: value for name, value in (("cos", cos), ("sin", sin)) if name in self.required}
+        for name in self.rotations:
+            if name in ("freqs_cis", "freqs"):
+                values[name] = torch.ones(length, head_dim // 2, dtype=torch.complex64)
+            else:
+                values[name] = (cos, sin)
+        for name in self.required:
+            if name in NOTHING:
+                values[name] = None
+        for name, value in self.fixed.items():
+            values[name] = _word(value, known)
+        return values
+
+
+def _word(value: Any, known: Mapping[str, Any]) -> Any:
+    """A declared argument; `$positions` and its like are tensors of the size in use."""
+    if isinstance(value, str) and value.startswith("$") and value[1:] in known:
+        return known[value[1:]]
+    return substituted(value, known)
+
+
+def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
+    """Read forward's signature. Raises TargetError where it takes no input or requires what is not understood."""
+    try:
+        every = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        raise TargetError(f"{name}: the signature of its forward can't be read") from None
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    fixed = dict(declared.get("call") or {})
+    renamed = dict(declared.get("parameters") or {})
+    by_name = {parameter: role for role, parameter in renamed.items()}
+    _check_names([*fixed, *renamed.values()], parameters, every, name)
+    if not parameters:
+        raise TargetError(f"{name}: its forward takes nothing; an attention takes hidden states")
+    inputs, context, context_required = _inputs(parameters, by_name)
+    roles: dict[str, str] = {role: parameter for parameter, role in by_name.items() if role not in ("q", "k", "v")}
+    rotations, required, left = [], [], []
+    for p in parameters:
+        if p.name in (*inputs, context, *fixed):
+            continue
+        needed = p.default is p.empty
+        role = by_name.get(p.name) or role_of(p.name)
+        if role and role not in roles:
+            roles[role] = p.name
+        if p.name in ROTATIONS and (needed or p.name == "position_embeddings"):  # which transformers needs all the same
+            rotations.append(p.name)
+        elif needed and not role:
+            if p.name not in ("cos", "sin", *NOTHING):
+                raise TargetError(
+                    f"{name}: its forward requires {p.name!r}, whose meaning can't be told from the name; give it in "
+                    f"attn.yaml: `call: {{{p.name}: ...}}`, or say what it is under `parameters:`"
+                )
+        elif not role:
+            left.append(p.name)
+        if needed:
+            required.append(p.name)
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return Forward(
+        inputs, context, context_required, roles, tuple(required), tuple(rotations), fixed, defaults, tuple(left)
+    )
+
+
+def _check_names(
+    given: list[str], parameters: list[inspect.Parameter], every: list[inspect.Parameter], name: str
+) -> None:
+    known = [p.name for p in parameters]
+    for word in given:
+        if word not in known and not any(p.kind is p.VAR_KEYWORD for p in every):
+            raise TargetError(
+                f"{name}: call, parameters: forward has no argument {word!r}; they are {', '.join(known)}"
+            )
+
+
+def _inputs(parameters: list[inspect.Parameter], by_name: Mapping[str, str]) -> tuple[tuple[str, ...], str, bool]:
+    """The inputs of forward: (hidden states,) and a context, or (query, key, value)."""
+    role = {p.name: by_name.get(p.name) or _tensor_role(p.name) for p in parameters}
+    triple = [next((n for n, r in role.items() if r == wanted), "") for wanted in ("q", "k", "v")]
+    if all(triple):
+        return tuple(triple), "", False
+    first = next((p.name for p in parameters if p.name in INPUTS), parameters[0].name)
+    rest = [p for p in parameters if p.name != first]
+    context = next((p for p in rest if p.name in CONTEXTS), None)
+    if context is None and triple[0] and triple[1]:  # query and key, the values from the keys
+        context = next(p for p in rest if p.name == triple[1])
+    return (first,), context.name if context else "", bool(context and context.default is context.empty)
+
+
+def _tensor_role(name: str) -> str:
+    name = name.lower()
+    for role in ("q", "k", "v"):
+        if name in (*ROLES[role], f"{role}_in", f"x_{role}", f"input_{role}", f"{role}_input", f"inputs_{role}"):
+            return role
+    return ""

@@ -1,0 +1,202 @@
+"""The run in which a module's projections give way: what they give is replaced by the q, k and v of a problem.
+
+Every call of torch that takes a projection's weight, or a view of it, is met on its way (`TorchFunctionMode`), whether
+it is a Linear, a bare parameter in a product, a Conv1D or a slice of a packed matrix. So the code between the
+projections and the output projection becomes a function of q, k and v, and nothing of the module is changed.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attn_spec.adapters.modules.fused import Orders
+from attn_spec.adapters.modules.projections import Projection, Projections
+from attn_spec.law import Violation
+
+
+class NotInjected(Exception):  # noqa: N818
+    """What a projection gives does not fit the q, k or v that is to stand for it."""
+
+
+def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch written in Python, without its own look for overrides: its inner calls are met one by one."""
+    assert isinstance(function, types.FunctionType)
+    inner = {**function.__globals__, "has_torch_function": lambda *_: False}
+    made = types.FunctionType(function.__code__, inner, function.__name__, function.__defaults__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+COMPOSITES = {F.multi_head_attention_forward: unguarded(F.multi_head_attention_forward)}
+# calls that hand a weight on as it is, or a view of it
+HANDS_ON = (
+    *("t", "T", "mT", "H", "transpose", "permute", "view", "reshape", "chunk", "split", "narrow", "__getitem__", "to"),
+    *("unsqueeze", "squeeze", "contiguous", "unbind", "detach", "expand", "__get__", "type", "float", "flatten", "dim"),
+    *("unflatten", "size", "is_floating_point", "stride", "movedim", "select", "swapaxes", "data_ptr", "numel"),
+    *("shape", "dtype", "device", "is_nested", "requires_grad", "ndim", "is_cuda", "layout", "is_quantized", "grad_fn"),
+)
+
+
+@dataclass(eq=False)
+class Met(TorchFunctionMode):
+    """Meets the projections of a module. Subclasses say what becomes of what they give."""
+
+    projections: Projections
+    places: dict[int, list[Projection]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        for p in self.projections.found:
+            self.places.setdefault(p.weight.untyped_storage().data_ptr(), []).append(p)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in COMPOSITES:
+            with self:
+                return COMPOSITES[func](*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in HANDS_ON:
+            return func(*args, **kwargs)
+        used = next((x for x in (*args, *kwargs.values()) if self._is_weight(x)), None)
+        if used is None:
+            return func(*args, **kwargs)
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_input(x)), None)
+        result = func(*args, **kwargs)
+        if given is None or not isinstance(result, Tensor):
+            return result
+        return self.met(self._which(used), used, given, result, lambda x: func(*_put(args, given, x), **kwargs))
+
+    def _is_weight(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dim() >= 2 and x.untyped_storage().data_ptr() in self.places
+
+    def _is_input(self, x: Tensor) -> bool:
+        return x.dim() >= 2 and x.untyped_storage().data_ptr() not in self.places
+
+    def _which(self, used: Tensor) -> list[Projection]:
+        """The projections whose weight this is; where several share one storage, those that lie in it."""
+        shared = self.places[used.untyped_storage().data_ptr()]
+        exact = [p for p in shared if p.weight.storage_offset() == used.storage_offset()]
+        return exact or shared
+
+    def met(
+        self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor, again: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+def _put(args: tuple[Any, ...], old: Tensor, new: Tensor) -> tuple[Any, ...]:
+    return tuple(new if x is old else x for x in args)
+
+
+@dataclass(eq=False)
+class Watch(Met):
+    """Notes what each projection is given and does with it: matrix [in, out] and bias, whatever call it is made by."""
+
+    seen: list[tuple[list[Projection], Tensor, Tensor, Tensor]] = field(
+        default_factory=list
+    )  # which, input, used, result
+
+    def met(
+        self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor, again: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        self.seen.append((which, given, used, result))
+        return result
+
+
+def order_of(given: Tensor) -> tuple[Tensor, Tensor] | None:
+    """For each row of a projection's input the sample and the position that `marked` wrote there; None where lost."""
+    rows = given.detach().reshape(-1, given.shape[-1]) if given.dim() != 2 else given.detach()
+    if rows.shape[-1] < 2:
+        return None
+    b, s = rows[:, 0].round().long(), rows[:, 1].round().long()
+    exact = bool(((rows[:, 0] - b).abs() < 1e-3).all()) and bool(((rows[:, 1] - s).abs() < 1e-3).all())
+    return (b, s) if exact else None
+
+
+def marked(batch: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Hidden states [B, S, width] of which each row says its own sample and position in the first two channels."""
+    x = torch.zeros(batch, length, width, dtype=dtype)
+    x[..., 0] = torch.arange(batch)[:, None]
+    if width > 1:
+        x[..., 1] = torch.arange(length)[None]
+    return x
+
+
+@dataclass(eq=False)
+class Inject(Met):
+    """Puts q, k and v in the place of what the projections give, and keeps what reaches the output projection.
+
+    fill: role -> [B, S, width], what stands for a projection's result; "q0", "k0", ... where each head has its own.
+    batch_first: whether unmarked rows run over samples first.
+    """
+
+    fill: dict[str, Tensor] = field(default_factory=dict)
+    orders: Orders = field(default_factory=Orders)
+    batch_first: bool = True
+    order: tuple[Tensor, Tensor] | None = None
+    merged: Tensor | None = None
+    filled: set[str] = field(default_factory=set)
+
+    def met(
+        self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor, again: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        p = which[0]
+        if p.role == "o":
+            self.merged = given if self.merged is None else self.merged
+            return result
+        part = self._part(p, used, result)
+        key = p.role if p.head is None else f"{p.role}{p.head}"
+        wanted = part if part is not None else self.fill.get(key)
+        if wanted is None:
+            return result
+        if result.shape[-1] == wanted.shape[-1] and wanted.numel() != result.numel():
+            given_rows, expected = result.numel() // result.shape[-1], wanted.shape[0] * wanted.shape[1]
+            raise Violation(
+                f"{p.name}, which makes {' and '.join(p.role)}, is given {given_rows} rows of hidden states, "
+                f"expected {expected}: "
+                f"it reads another sequence than it should",
+                hint="queries are made from the hidden states, keys and values from the context",
+                merge="wrong-sequence",
+            )
+        if wanted.numel() != result.numel() or (wanted.shape[-1] != result.shape[-1] and result.dim() != 4):
+            raise NotInjected(f"{p.name} gives {list(result.shape)}, where {key} is {list(wanted.shape)}")
+        self.filled.add(key)
+        order = order_of(given)
+        if order is not None and self._covers(order, wanted):
+            if p.role in ("q", "qkv"):
+                self.order = order
+            rows = wanted[order]
+        else:
+            first = wanted if self.batch_first or result.dim() == 2 else wanted.transpose(0, 1)
+            rows = first.reshape(-1, wanted.shape[-1])
+        if rows.shape[-1] != result.shape[-1] and result.shape[:2] != given.shape[:2]:  # [B, H, S, D]
+            b, h, n, d = result.shape
+            return rows.reshape(b, n, h, d).transpose(1, 2).to(result.dtype)
+        return rows.reshape(result.shape).to(result.dtype)
+
+    @staticmethod
+    def _covers(order: tuple[Tensor, Tensor], wanted: Tensor) -> bool:
+        """Whether the rows are those of every sample and position, each once."""
+        b, s = wanted.shape[:2]
+        places = order[0] * s + order[1]
+        return len(places) == b * s and bool((places.sort().values == torch.arange(b * s)).all())
+
+    def _part(self, p: Projection, used: Tensor, result: Tensor) -> Tensor | None:
+        """What stands for a part of a packed matrix, by where in it the part lies; None where it is used as a whole."""
+        whole = self.fill.get(p.role)
+        if len(p.role) == 1 or p.head is not None or (whole is not None and result.shape[-1] == whole.shape[-1]):
+            return None
+        out_first = p.weight.shape[0] != used.shape[-1] or used.shape[0] != p.weight.shape[0]
+        stride = p.weight.stride(0) if out_first else p.weight.stride(1)
+        start = (used.storage_offset() - p.weight.storage_offset()) // max(stride, 1)
+        return self.orders.part(p.role, self.fill, start, result.shape[-1])

@@ -1,0 +1,226 @@
+"""What is found out about a module by running it: the layout of its input, the order of its projections' channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_spec.adapters.implementation import described
+from attn_spec.adapters.modules import between, fused
+from attn_spec.adapters.modules.inject import NotInjected
+from attn_spec.adapters.signature import TargetError
+from attn_spec.conventions import Finding
+from attn_spec.law import Unsupported, Violation
+
+if TYPE_CHECKING:
+    from attn_spec.adapters.modules.core import ModuleFunction
+
+BATCH, LENGTH = 3, 5
+
+
+def settle(f: ModuleFunction) -> None:
+    """Find out, in this order: the layout of the input, whether it takes a context, the order of the channels."""
+    _note(f, "module", _kind(f), "assumed", _how_built(f))
+    f.multihead = isinstance(f.module, nn.MultiheadAttention)
+    f.by_mask = not f.multihead and _by_mask(f)
+    _input(f)
+    _note(f, "projections", str(f.projections), "declared" if f.declared.get("projections") else "assumed", _about(f))
+    if f.projections.whole:
+        _orders(f)
+        f.between = between.kind(f)
+        if f.between:
+            what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
+            _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
+    _context(f)
+
+
+def _note(f: ModuleFunction, name: str, value: str, how: Any, evidence: str) -> None:
+    f.facts.append((name, Finding(value, how, evidence)))
+
+
+def _kind(f: ModuleFunction) -> str:
+    return "instance" if f.instance is not None else "class" if isinstance(f.target, type) else "factory"
+
+
+def _how_built(f: ModuleFunction) -> str:
+    s = f.sizes
+    grouped = f" on {s.kv_heads}" if s.kv_heads != s.heads else ""
+    return f"first with {s.heads} heads{grouped} of {s.head_dim} channels"
+
+
+def _about(f: ModuleFunction) -> str:
+    if f.projections.whole:
+        return "by the names of its parameters"
+    if f.projections.found:
+        return f"no projection for {', '.join(f.projections.missing)}: judged as a black box; `projections:` names them"
+    return "no parameter has a known name: judged as a black box; `projections:` in attn.yaml names them"
+
+
+def _by_mask(f: ModuleFunction) -> bool:
+    """Whether causality goes in by the mask, as in transformers: its modules leave it to their caller."""
+    if "mask" not in f.forward.roles or "causal" in f.forward.roles:
+        return False
+    return any(owner.__module__.startswith("transformers.") for owner in type(f.module).__mro__)
+
+
+# the layout of the input ---------------------------------------------------------------------------------------------
+
+
+def _input(f: ModuleFunction) -> None:
+    if f.declared.get("input"):
+        _note(f, "input", f.input, "declared", "attn.yaml")
+        return
+    first = getattr(f.module, "batch_first", None)
+    named = (
+        next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None) if first is None else first
+    )
+    if named is not None:
+        f.input = "BSD" if named else "SBD"
+        _note(f, "input", f.input, "assumed", f"batch_first = {named}")
+        return
+    mixed, error = _axes_that_mix(f)
+    if mixed == [0]:
+        f.input = "SBD"
+    evidence = (
+        "a batch of sequences"
+        if mixed is None
+        else f"a change at one place spreads along axis {mixed} of [{BATCH}, {LENGTH}]"
+    )
+    _note(f, "input", f.input, "measured" if mixed in ([0], [1]) else "assumed", evidence)
+    if mixed is None:
+        f.input = "SD"
+        try:
+            run_whole(f, torch.randn(LENGTH, _width(f)))
+            f.unbatched = True
+        except Exception:  # it takes neither: the laws say so
+            pass
+        f.input = "BSD"
+
+
+def _width(f: ModuleFunction) -> int:
+    return f.widths(f.module, f.sizes)[0]
+
+
+def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
+    """The axes along which a change of one hidden state reaches others; None where it would not run."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=g)
+    try:
+        before = run_whole(f, x)
+        changed = x.clone()
+        changed[0, 0] += torch.randn(x.shape[-1], generator=g)
+        moved = ((run_whole(f, changed) - before).abs() > 1e-6).flatten(2).any(-1)
+    except Exception as error:
+        return None, described(error)
+    if tuple(moved.shape) != (BATCH, LENGTH):
+        return [], ""
+    return [axis for axis in (0, 1) if bool(moved.select(1 - axis, 0)[1:].any())], ""
+
+
+def run_whole(f: ModuleFunction, x: Tensor) -> Tensor:
+    """One run of the first module on hidden states as they are, no gradient, in eval mode."""
+    module = f.built(f.sizes, torch.float32)
+    inputs: dict[str, Tensor] = dict.fromkeys(f.forward.inputs, x)
+    if f.forward.context_required:
+        inputs[f.forward.context] = torch.randn(*x.shape[:-1], f.widths(module, f.sizes)[1])
+    if f.forward.separate:
+        width = f.widths(module, f.sizes)[1]
+        y = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, generator=torch.Generator().manual_seed(1))
+        inputs = dict(zip(f.forward.inputs, (x, y, y), strict=True))
+    with torch.no_grad():
+        tensors = f.tensors(f._call(module, f.sizes, inputs, {}, x))
+    return tensors[0]
+
+
+# the order of the channels -------------------------------------------------------------------------------------------
+
+
+def _orders(f: ModuleFunction) -> None:
+    declared = f.declared.get("fused")
+    if declared is not None:
+        known = fused.QKV if any(p.role == "qkv" for p in f.projections.found) else fused.KV
+        if declared not in known:
+            raise TargetError(f"{f.__name__}: fused: {declared!r} is not one of {', '.join(known)}")
+        f.orders = replace(f.orders, **{"qkv" if len(known) == len(fused.QKV) else "kv": declared})
+        _note(f, "channels", declared, "declared", "attn.yaml")
+        return
+    candidates = list(f.orders.candidates(f.projections))
+    for orders in candidates:
+        f.orders = orders
+        if _fits(f):
+            break
+    else:
+        f.orders = candidates[0]
+        return
+    if len(candidates) > 2 or f.orders.heads != "hd":
+        shown = {"qkv": f.orders.qkv, "kv": f.orders.kv}
+        parts = [shown[p.role] for p in f.projections.found if p.role in shown][:1]
+        parts += ["heads one channel after the other"] if f.orders.heads == "dh" else []
+        _note(f, "channels", ", ".join(parts), "measured", "where changes of q and v arrive")
+
+
+def _fits(f: ModuleFunction) -> bool:
+    """Whether v arrives in its own channels where all values are alike, and q changes its own row and head only.
+
+    It holds whatever the scale, and whatever is wrong between q.k and the weights but their sum.
+    """
+    s, g = f.sizes, torch.Generator().manual_seed(3)
+    length = 6
+    q = torch.randn(2, s.heads, length, s.head_dim, generator=g)
+    k = torch.randn(2, s.kv_heads, length, s.head_dim, generator=g)
+    v = torch.randn(1, s.kv_heads, 1, s.v_dim, generator=g).expand(2, -1, length, -1).contiguous()
+    try:
+        with torch.no_grad():
+            flat_v = f.core(q, k, v, {})[0]
+            group = s.heads // s.kv_heads
+            if flat_v.shape != (2, s.heads, length, s.v_dim):
+                return False
+            alike = [v.repeat_interleave(group, 1), v.repeat(1, group, 1, 1)]
+            if not any(bool(((flat_v - x).abs() < 1e-3).all()) for x in alike):
+                return False
+            v = torch.randn(2, s.kv_heads, length, s.v_dim, generator=g)
+            before = f.core(q, k, v, {})[0]
+            changed = q.clone()
+            changed[0, 0, -1] += 1.0
+            moved = ((f.core(changed, k, v, {})[0] - before).abs() > 1e-6).any(-1)
+    except (Unsupported, NotInjected, Violation, TargetError):
+        return False
+    except Exception:  # the user's own: the laws report it
+        return False
+    expected = torch.zeros_like(moved)
+    expected[0, 0, -1] = True
+    return bool((moved == expected).all())
+
+
+def _context(f: ModuleFunction) -> None:
+    if not f.forward.context or f.forward.context_required:
+        return
+    s = replace(f.sizes, cross="kv_hidden" in f.roles) if f.instance is None else f.sizes
+    try:
+        module = f.built(s, torch.float32)
+    except TargetError:
+        module = f.module
+    width, kv_width = f.widths(module, s)
+    error = ""
+    for length in (LENGTH + 2, LENGTH):  # of another length, or at least of the same
+        inputs = {
+            f.forward.inputs[0]: torch.randn(BATCH, LENGTH, width),
+            f.forward.context: torch.randn(BATCH, length, kv_width),
+        }
+        inputs = {name: x.transpose(0, 1) if f.input == "SBD" else x for name, x in inputs.items()}
+        try:
+            with torch.no_grad():
+                before = f.tensors(f._call(module, s, inputs, {}, inputs[f.forward.inputs[0]]))[0]
+                inputs[f.forward.context] = inputs[f.forward.context] + 1.0
+                after = f.tensors(f._call(module, s, inputs, {}, inputs[f.forward.inputs[0]]))[0]
+            if not f.by_mask or not torch.equal(before, after):
+                return
+            error = "it changes nothing: the module was not built for cross-attention"
+            break
+        except Exception as raised:
+            error = described(raised)
+    f.forward = replace(f.forward, context="")
+    _note(f, "context", "not taken", "measured", error[:80])

@@ -1,0 +1,92 @@
+"""Attention modules of released packages: the right ones pass, in few lines of YAML, and the wrong ones are caught."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attn_spec import check_attention
+from attn_spec.check import Report
+from attn_spec.config import ImplementationConfig, load
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUDGET_S = 120.0  # of one module; they take 5 to 20
+LINES = 10  # of YAML for one module
+
+# what tells: a law that must fail, a fault that the diagnosis must name, words that a message must hold ("": any)
+WRONG = {
+    "self-attention-v1": ("ATN103", "", "input: SD"),
+    "self-attention-v2": ("ATN103", "", "input: SD"),
+    "x-transformers-flash": ("ATN450", "causal-ignored", ""),
+    "x-transformers-mask-and-causal": ("ATN510", "", ""),
+    "x-transformers-flash-lengths": ("ATN404", "", ""),
+    "ring-attention": ("ATN501", "mask-ignored-when-causal", ""),
+    "litgpt": ("ATN507", "causal-ignored-with-mask", ""),
+    "vit-without-flash": ("ATN103", "", "einops.einsum"),
+    "latent-attention": ("ATN150", "", "number of dimensions"),
+}
+
+
+def entries(file: str) -> dict[str, ImplementationConfig]:
+    return dict(load(HERE / file).implementations)
+
+
+HONEST = entries("honest.yaml")
+
+
+def package(target: str) -> str:
+    """The package that a target needs."""
+    return "vit_pytorch" if "vit_pytorch" in target else target.partition(".")[0]
+
+
+def judged(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Report:
+    """The report on an entry of a file. Skips where the package is missing, but not in the group's own environment."""
+    entry = entries(file)[name]
+    assert entry.target is not None
+    needed, command = package(entry.target), "bash tests/third_party/run.sh"
+    own = bool(os.environ.get("ATTN_SPEC_THIRD_PARTY"))
+    if importlib.util.find_spec(needed) is None:
+        missing = f"{needed} is not installed; run: {command}"
+        if own:
+            pytest.fail(missing)
+        pytest.skip(missing)
+    if needed == "torch" and not own:
+        pytest.skip(f"torch's own is judged with the others; run: {command}")
+    monkeypatch.chdir(ROOT)  # targets in files are given from there
+    declared = entry.model_dump(exclude_unset=True, by_alias=True, exclude={"target"})
+    report = check_attention(entry.target, profile="quick", budget_s=BUDGET_S, **declared)
+    assert report.counts["not-run"] == 0, f"{BUDGET_S} s were not enough"
+    return report
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged("honest.yaml", name, monkeypatch)
+    assert report.passed, str(report)
+    assert report.counts["passed"] > 130, str(report)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged("wrong.yaml", name, monkeypatch)
+    law, fault, words = WRONG[name]
+    assert report.verdict == "failed", str(report)
+    messages = [result.message for result in report.results if (result.code, result.outcome) == (law, "failed")]
+    assert any(words in message for message in messages), str(report)
+    assert not fault or fault in report.diagnosis, str(report)
+
+
+@pytest.mark.parametrize("file", ["honest.yaml", "wrong.yaml"])
+def test_a_module_takes_few_lines(file: str) -> None:
+    node = yaml.compose((HERE / file).read_text(encoding="utf-8"))
+    ((_, implementations),) = node.value
+    for name, entry in implementations.value:
+        last = entry.value[-1][1]
+        while last.value and not isinstance(last, yaml.ScalarNode):  # the end of a block mapping is that of the next
+            last = last.value[-1][1] if isinstance(last, yaml.MappingNode) else last.value[-1]
+        assert last.end_mark.line - entry.start_mark.line < LINES, name.value
