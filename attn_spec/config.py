@@ -165,7 +165,10 @@ class ImplementationConfig(_Section):
             "construct": self.constructor,
         }
         more |= {name: getattr(self, name) for name in FOR_MODULES}
-        return out | {key: value for key, value in more.items() if value not in (None, {}, [])}
+        out |= {key: value for key, value in more.items() if value not in (None, {}, [])}
+        if "projections" in self.model_fields_set and not self.projections:
+            out["projections"] = {}  # it has none that count
+        return out
 
     def policy(self, shipped: tuple[KnownFailure, ...] = ()) -> Policy:
         """How strictly it is judged; `shipped` are the entries of our own ledger."""

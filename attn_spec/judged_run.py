@@ -17,6 +17,7 @@ import torch
 
 import attn_spec
 from attn_spec import engine, finds
+from attn_spec.adapters.implementation import described
 from attn_spec.adapters.signature import TargetError
 from attn_spec.config import ConfigError
 from attn_spec.engine import CheckResult, Subject
@@ -74,6 +75,7 @@ class JudgedRun:
         self.errors: dict[str, list[str]] = {}  # what else failed: the text, and where
         self.judgements: list[Judgement] = []
         self.kept: list[str] = []  # the files of what was found
+        self.drawn: list[str] = []  # what is said of the pictures
 
     def _timeout(self) -> float:
         """Seconds for one call in a process of its own; 0 on a GPU and under a debugger, where it runs in this one."""
@@ -228,6 +230,8 @@ class JudgedRun:
         for judgement in self.judgements:
             if exitstatus != pytest.ExitCode.INTERRUPTED and judgement.with_outcome("failed"):
                 judgement.diagnose()
+        if self.config.option.attn_heatmap and exitstatus != pytest.ExitCode.INTERRUPTED:
+            self.drawn = list(self._draw())
         if exitstatus in (0, 5):
             if any(judgement.verdict == "failed" for judgement in self.judgements):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -243,6 +247,18 @@ class JudgedRun:
                 duration_s=time.perf_counter() - self.start,
             )
 
+    def _draw(self) -> Iterator[str]:
+        """Draw the weights of each implementation. What goes wrong with a picture is said, and costs no verdict."""
+        from attn_spec.report.weights_picture import draw, own_path
+
+        path = self.config.invocation_params.dir / self.config.option.attn_heatmap
+        for judgement in self.judgements:
+            own = own_path(path, judgement.name, len(self.judgements) > 1)
+            try:
+                yield draw(judgement, own)
+            except Exception as error:
+                yield f"{own} not drawn: {described(error)}"
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.worker:
@@ -256,6 +272,8 @@ class JudgedRun:
             terminalreporter.section(f"attn-spec: {judgement.name}", sep="=", bold=True, green=good, red=not good)
             for line in terminal.lines(judgement, verbose=self.config.option.verbose > 0):
                 terminalreporter.write_line(line.text, **line.markup)
+        for said in self.drawn:
+            terminalreporter.write_line(said)
         for path in self.kept:
             terminalreporter.write_line(f"kept in {path}, to be run first next time (or by --attn-replay={path})")
 

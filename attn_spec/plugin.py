@@ -7,8 +7,10 @@ is ours: `attn_spec.isolation` says what is collected, `attn_spec.judged_run` ju
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import warnings
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,6 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--attn-dtype", action="append", default=[], metavar="DTYPE", help="judge in these dtypes only (repeatable)"
     )
     group.addoption("--attn-json", metavar="FILE", help="write the results as JSON")
+    group.addoption(
+        "--attn-heatmap", metavar="FILE", help="draw the weights beside the oracle's, .png or .svg (needs matplotlib)"
+    )
     group.addoption(
         "--attn-timeout",
         metavar="SECONDS",
@@ -118,15 +123,24 @@ def check_options(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--attn-budget: {option.attn_budget!r} is not a number of seconds") from None
         if not 0 < option.attn_budget < float("inf"):
             raise pytest.UsageError(f"--attn-budget: {option.attn_budget} is no time; give seconds")
-    for name in ("json", "replay", "finds", "budget"):
+    for name in ("json", "replay", "finds", "budget", "heatmap"):
         if getattr(option, f"attn_{name}") and not judged(option):
             raise pytest.UsageError(f"--attn-{name}: nothing is judged without --attn-impl=TARGET")
-    if option.attn_json:
-        folder = (config.invocation_params.dir / option.attn_json).parent
-        if not folder.is_dir():
-            raise pytest.UsageError(f"--attn-json: there is no folder {folder}")
-        if (config.invocation_params.dir / option.attn_json).is_dir():
-            raise pytest.UsageError(f"--attn-json: {option.attn_json} is a folder; name a file in it")
+    for name in ("json", "heatmap"):
+        if getattr(option, f"attn_{name}"):
+            _can_be_written(f"--attn-{name}", config.invocation_params.dir / getattr(option, f"attn_{name}"))
+    if option.attn_heatmap:
+        if not option.attn_heatmap.endswith((".png", ".svg")):
+            raise pytest.UsageError(f"--attn-heatmap: {option.attn_heatmap}: end the name in .png or .svg")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise pytest.UsageError("--attn-heatmap: matplotlib is not installed: pip install 'attn-spec[report]'")
+
+
+def _can_be_written(option: str, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise pytest.UsageError(f"{option}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise pytest.UsageError(f"{option}: {path} is a folder; name a file in it")
 
 
 def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:

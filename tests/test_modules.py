@@ -117,7 +117,7 @@ def test_what_is_found_out():
     found = facts(Interleaved)
     assert (found["channels"], found["input"]) == ("per-head", "SBD")
     assert facts(Rotated)["between"] == "rotation"
-    assert facts(nn.MultiheadAttention)["projections"] == "qkv = in_proj_weight, o = out_proj.weight"
+    assert ModuleFunction(nn.MultiheadAttention, "mha").projections.found[0].name == "in_proj_weight"
 
 
 @pytest.mark.parametrize("make", [Gpt, Interleaved, Rotated, MultiHeadAttention])
@@ -208,6 +208,35 @@ def test_sizes_that_do_not_divide_are_the_constructors_to_refuse():
 
     with pytest.raises(TargetError, match="raises ValueError: hidden_size must be a multiple of 7919"):
         adapt(Never)
+
+
+def test_projections_that_are_found_in_part():
+    class Odd(nn.Module):
+        def __init__(self, dim, num_heads):
+            super().__init__()
+            self.num_heads = num_heads
+            self.q_proj, self.lookup, self.content, self.o_proj = (nn.Linear(dim, dim) for _ in range(4))
+
+        def forward(self, x):
+            b, s, dim = x.shape
+            made = (
+                f(x).view(b, s, self.num_heads, -1).transpose(1, 2) for f in (self.q_proj, self.lookup, self.content)
+            )
+            return self.o_proj(F.scaled_dot_product_attention(*made).transpose(1, 2).reshape(b, s, dim))
+
+    with pytest.raises(
+        TargetError, match=r"found in part: q = q_proj.weight.*none for k, v.*`projections: \{k: \.\.\., v"
+    ):
+        adapt(Odd)
+    assert facts(Odd, projections={"k": "lookup", "v": "content"})["projections"] == "found"
+    report = check_attention(Odd, projections={})
+    assert report.passed, str(report)
+    assert "black box" in " ".join(report.judgement.implementation.notes)
+
+
+def test_heads_that_do_not_divide():
+    with pytest.raises(TargetError, match=r"5 heads do not divide q_proj.weight \[24, 24\]"):
+        adapt(MultiHeadAttention(24, 4), declared={"heads": 5})
 
 
 def test_an_instance_without_heads():

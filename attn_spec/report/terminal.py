@@ -169,6 +169,7 @@ def _conventions(implementation: Implementation, verbose: bool) -> Iterator[Line
 def table(implementation: Implementation) -> list[str]:
     """The conventions as a table: field, value, measured / declared / assumed, evidence."""
     rows = [("field", "value", "known by", "evidence")]
+    rows += [(name, f.value, f.how, f.evidence) for name, f in implementation.facts]
     rows += [(name, f.value, f.how, f.evidence) for name, f in implementation.conventions.rows()]
     widths = [max(len(row[n]) for row in rows) for n in range(3)]
     return ["  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]) for row in rows]

@@ -142,6 +142,9 @@ class ModuleFunction:
             head_dim = sides[0] // (1 if found.single_heads else heads)
         if not head_dim:
             raise TargetError(f"{self.__name__}: the channels of a head are said by none of its attributes or weights")
+        for q in found.of("q"):
+            if not found.single_heads and all(side % heads for side in q.weight.shape):
+                raise TargetError(f"{self.__name__}: {heads} heads do not divide {q.name} {list(q.weight.shape)}")
         if heads % kv_heads:
             raise TargetError(f"{self.__name__}: {heads} heads can't share {kv_heads} kv heads evenly; see `kv_heads:`")
         return Sizes(heads, kv_heads, head_dim, head_dim)

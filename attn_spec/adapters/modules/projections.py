@@ -138,14 +138,16 @@ class Projections:
 
 
 def find(module: nn.Module, declared: Mapping[str, str] | None = None) -> Projections:
-    """The projections of a module by the names of its parameters, or as declared.
+    """The projections of a module by the names of its parameters, or as declared; {}: it has none that count.
 
     Raises TargetError where a declared one does not exist.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    if declared:
-        found = [_declared(module, parameters, role, name) for role, name in declared.items()]
-        return _complete(found)
+    if declared == {}:
+        return Projections()
+    named = [_declared(module, parameters, role, name) for role, name in (declared or {}).items()]
+    if named and not _complete(named).missing:
+        return _complete(named)
     by_place: dict[tuple[str, int | None], dict[str, Projection]] = {}
     rows = _in_a_row(parameters)
     for name, weight in parameters.items():
@@ -153,7 +155,8 @@ def find(module: nn.Module, declared: Mapping[str, str] | None = None) -> Projec
         if role and weight.dim() in (2, 3) and not name.endswith("bias"):
             group = by_place.setdefault((place, head), {})
             group.setdefault(role, Projection(role, name, weight, _bias(parameters, name, role), head))
-    return _complete(_chosen(by_place))
+    given = {p.role for p in named}
+    return _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
 
 
 def _in_a_row(parameters: Mapping[str, Tensor]) -> dict[str, str]:

@@ -27,7 +27,9 @@ def settle(f: ModuleFunction) -> None:
     f.multihead = isinstance(f.module, nn.MultiheadAttention)
     f.by_mask = not f.multihead and _by_mask(f)
     _input(f)
-    _note(f, "projections", str(f.projections), "declared" if f.declared.get("projections") else "assumed", _about(f))
+    _check_whole(f)
+    how = "declared" if f.declared.get("projections") else "assumed"
+    _note(f, "projections", "found" if f.projections.whole else "none", how, _about(f))
     if f.projections.whole:
         _orders(f)
         f.between = between.kind(f)
@@ -51,11 +53,22 @@ def _how_built(f: ModuleFunction) -> str:
     return f"first with {s.heads} heads{grouped} of {s.head_dim} channels"
 
 
+def _check_whole(f: ModuleFunction) -> None:
+    """Raise TargetError where some of the projections are found and others are not."""
+    missing = f.projections.missing
+    if f.projections.of("q", "k", "v", "kv") and missing and f.declared.get("projections") != {}:
+        lines = ", ".join(f"{role}: ..." for role in missing)
+        names = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
+        raise TargetError(
+            f"{f.__name__}: its projections are found in part: {f.projections}, and none for {', '.join(missing)}; its "
+            f"parameters are {names}. Name the others in attn.yaml: `projections: {{{lines}}}`, or write "
+            f"`projections: {{}}` to have it judged as a black box"
+        )
+
+
 def _about(f: ModuleFunction) -> str:
     if f.projections.whole:
-        return "by the names of its parameters"
-    if f.projections.found:
-        return f"no projection for {', '.join(f.projections.missing)}: judged as a black box; `projections:` names them"
+        return str(f.projections)
     return "no parameter has a known name: judged as a black box; `projections:` in attn.yaml names them"
 
 
