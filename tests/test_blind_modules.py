@@ -17,7 +17,7 @@ MUTANTS = {**module_mutants.MUTANTS, **module_mutants_more.MUTANTS}
 DECLARED = {**module_mutants.DECLARED, **module_mutants_more.DECLARED, **module_honest.DECLARED}
 # what is not red, and why
 NOT_RED = {
-    "WeightsAfterDropout": "in training, the weights that made the output hold its dropout; torch's module gave them so too",
+    "WeightsAfterDropout": "in training, what made the output holds its dropout; torch's own module gave it so too",
 }
 
 
