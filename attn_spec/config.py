@@ -81,7 +81,13 @@ class ImplementationConfig(_Section):
     causal: str | None = None
     empty_rows: str | None = None
     grouping: str | None = None
+    window: str | None = None
+    window_alignment: str | None = None
+    softcap_order: str | None = None
+    alibi: str | None = None
     lse_base: str | None = None
+    lse_empty: str | None = None
+    lse_sinks: str | None = None
     parameters: dict[str, str] = Field(default_factory=dict)
     fixed: dict[str, Any] = Field(default_factory=dict)
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig)

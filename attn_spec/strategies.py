@@ -239,7 +239,7 @@ def _problems(
     if scale is not None and can.scale_edges and _once_in(draw, 8):
         scale = _one_of(draw, (0.0, -0.5))
     return Problem(
-        **sizes,
+        **sizes,  # type: ignore[arg-type]
         dtype=dtype,
         mask=parts,
         delivery=how,

@@ -6,7 +6,21 @@ laws in `attn_spec.law.LAWS`.
 
 import importlib
 
-THEMES = ("shapes", "weights", "scaling", "causality", "masking", "heads", "numerics", "execution", "metamorphic")
+THEMES = (
+    *(
+        "shapes",
+        "weights",
+        "scaling",
+        "causality",
+        "masking",
+        "heads",
+        "variants",
+        "numerics",
+        "gradients",
+        "execution",
+    ),
+    *("metamorphic",),
+)
 
 
 def load() -> None:
