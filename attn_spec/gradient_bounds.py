@@ -14,7 +14,9 @@ forward errors of weights and output, A = |dO| and the roundoffs of `attn_spec.t
 
 D may be worked out from the rounded output or from the weights, hence the larger of the two. The share of a sink may
 be 1 minus that of the keys, so 2 u of it is lost to cancellation. Where a key is shared, the gradient of each query
-head may be stored before they are summed: u times the sum of their sizes.
+head may be stored before they are summed: u times the sum of their sizes. As forwards, small weights may have no
+relative accuracy (a running average): err(P) holds gamma(Sk). Code that takes the mean off the keys takes the mean off
+dK, and spreads its errors: the mean of err dK over the keys is added.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def gradient_bounds(arguments: Arguments, meaning: Meaning, steps: Steps, precis
     mean_d, spread = weight_errors(t.q, t.k, t.scale, t.bias, t.logits, t.weights, precision, *variants)
     forward = bounds(t.q, t.k, t.v, t.scale, t.bias, t.logits, t.weights, t.output, precision, *variants)
     size, p = steps.do.abs(), steps.p
-    d_weights = p * torch.expm1(spread) + tiny_weight * (p > 0)
+    d_weights = p * torch.expm1(spread) + (gamma(kv_len, u_acc) + tiny_weight) * (p > 0)
 
     e_dp = gamma(width, u_acc) * (size @ t.v.abs().mT) + u_score * steps.dp.abs()
     by_output = (size * (forward.output + gamma(width, u_acc) * t.output.abs())).sum(-1, keepdim=True)
@@ -74,6 +76,7 @@ def gradient_bounds(arguments: Arguments, meaning: Meaning, steps: Steps, precis
     e_dq = scale * (e_dx @ t.k.abs() + gamma(kv_len, u_acc) * dx @ t.k.abs())
     e_dk = scale * (e_dx.mT @ t.q.abs() + gamma(n, u_acc) * dx.mT @ t.q.abs())
     e_dv = d_weights.mT @ size + gamma(n, u_acc) * p.mT @ size
+    e_dk = e_dk + e_dk.mean(dim=-2, keepdim=True)
     if u_score > u_acc:  # the other factor may have been scaled and rounded
         e_dq = e_dq + u_score * scale * (dx.square() @ t.k.square()).sqrt() + u_score * steps.dq.abs()
         e_dk = e_dk + u_score * scale * (dx.mT.square() @ t.q.square()).sqrt() + u_score * steps.dk.abs()

@@ -110,3 +110,33 @@ def variant_problems() -> tuple[Problem, ...]:
 def variant_three_way_problems() -> list[Problem]:
     """The problems that `ci` and `deep` add: every three levels together."""
     return three_way_problems(THREE_WAY)
+
+
+def features(problem: Problem) -> Row:
+    """The levels that a problem of these arrays has, as far as they apply."""
+    p, longer = problem, max(problem.q_len, problem.kv_len)
+    bounds = (p.window.left, p.window.right) if p.window else None
+    wide = 6 if longer > 64 else 1
+    windows = {(left and left * wide, right): name for name, (left, right) in WINDOWS.items()}
+    tensor = next((part for part in p.mask if isinstance(part, (Visible, Bias))), None)
+    found = {
+        "window": windows[bounds] if bounds else "none",
+        "softcap": "none" if p.softcap is None else f"{p.softcap:g}",
+        "alibi": "none" if p.alibi is None else "BH" if p.alibi.batched else "H",
+        "causal": "none" if p.causal is None else "flag",
+        "heads": next(name for name, heads in HEADS.items() if heads == (p.heads, p.kv_heads)),
+        "lengths": "one-query" if p.q_len == 1 else {0: "square", 1: "fewer", -1: "more"}[sign(p.kv_len - p.q_len)],
+        "tail": "64" if longer > 64 else "short",
+        "scale": "none" if p.scale is None else f"{p.scale:g}",
+        "dtype": p.dtype,
+        "width": "equal" if p.v_dim == p.head_dim else "narrow-v",
+        "layout": p.layout,
+        "sinks": "yes" if p.sinks else "no",
+        "mask": "none" if tensor is None else "bias" if isinstance(tensor, Bias) else "bool",
+    }
+    return found if tensor is None else found | {"over": tensor.axes}
+
+
+def sign(n: int) -> int:
+    """-1, 0 or 1."""
+    return (n > 0) - (n < 0)

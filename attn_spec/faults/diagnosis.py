@@ -192,6 +192,8 @@ def diagnose(
         if not any(case.differs for case in cases) or all(case.given_by(blocks.RIGHT) for case in cases):
             continue
         telling.append(cases)
+        if all(not case.problem.without_variants for case in cases if case.differs):  # the likelier ones first
+            faults = sorted(faults, key=lambda fault: fault.theme != "variants")
         found = _alone(faults, cases, start + budget_s)
         if len(found) > 1:
             found = _apart(found, implementation, [*problems, *otherwise], start + budget_s) or found

@@ -71,7 +71,7 @@ test_hidden_gradients = tries(
 test_strided_cotangents = tries(law.strided_cotangents, PLAIN, GROUPED.replace(mask=(Causal(),)), LONG)
 test_gradients_together = tries(
     law.gradients_together,
-    both(GROUPED.replace(mask=(Causal(), Visible("BHQK")))),
+    both(GROUPED.replace(mask=(Causal(), KeyPadding((9, 5))))),
     GROUPED.replace(mask=(Bias("HQK"),), delivery=ADDED, scale=0.4, layout="transposed"),
     both(PLAIN.replace(mask=(Window(3, 1),)), PLAIN.replace(softcap=2.0)),
     GROUPED.replace(mask=(Causal(), Window(3, None))),
