@@ -16,7 +16,9 @@ D may be worked out from the rounded output or from the weights, hence the large
 be 1 minus that of the keys, so 2 u of it is lost to cancellation. Where a key is shared, the gradient of each query
 head may be stored before they are summed: u times the sum of their sizes. As forwards, small weights may have no
 relative accuracy (a running average): err(P) holds gamma(Sk). Code that takes the mean off the keys takes the mean off
-dK, and spreads its errors: the mean of err dK over the keys is added.
+dK, and spreads its errors: the mean of err dK over the keys is added. In half types a kernel may keep dK and dV in the
+output's type while it adds block after block of queries to them (torch's on a CPU does): u |partial sum| for each block
+of 32, which add like the square root of their number.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from attn_spec.tolerance import (
     tanh_error,
     weight_errors,
 )
+
+STORED = 32  # queries after which a sum may be stored
 
 
 def gradient_bounds(arguments: Arguments, meaning: Meaning, steps: Steps, precision: Precision) -> Gradients:
@@ -77,6 +81,10 @@ def gradient_bounds(arguments: Arguments, meaning: Meaning, steps: Steps, precis
     e_dk = scale * (e_dx.mT @ t.q.abs() + gamma(n, u_acc) * dx.mT @ t.q.abs())
     e_dv = d_weights.mT @ size + gamma(n, u_acc) * p.mT @ size
     e_dk = e_dk + e_dk.mean(dim=-2, keepdim=True)
+    if u > roundoff("float32"):  # dK and dV may be stored after each block of queries, and added to
+        stores = u * (-(-q_len // STORED) - 1) ** 0.5
+        e_dk = e_dk + stores * (scale * (dx.mT.square() @ t.q.square()).sqrt() + steps.dk.abs())
+        e_dv = e_dv + stores * ((p.mT.square() @ size.square()).sqrt() + steps.dv.abs())
     if u_score > u_acc:  # the other factor may have been scaled and rounded
         e_dq = e_dq + u_score * scale * (dx.square() @ t.k.square()).sqrt() + u_score * steps.dq.abs()
         e_dk = e_dk + u_score * scale * (dx.mT.square() @ t.q.square()).sqrt() + u_score * steps.dk.abs()

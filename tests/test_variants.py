@@ -21,7 +21,7 @@ from attn_spec.faults.beside import diagnose_beside
 from attn_spec.faults.diagnosis import diagnose
 from attn_spec.faults.planted import planted
 from attn_spec.law import Unsupported
-from attn_spec.masks import Alibi, Causal, Documents, Window
+from attn_spec.masks import Alibi, Bias, Causal, Delivery, Documents, KeyPadding, Visible, Window
 from attn_spec.problem import Problem
 from attn_spec.reference.scratch.variants import variants
 from attn_spec.report.reproducer import reproducer
@@ -251,7 +251,7 @@ def test_there_are_many_and_of_every_kind() -> None:
     assert sum(f.shows == "lse" for f in OF_VARIANTS) >= 8
     assert sum("one-query" in f.id for f in OF_VARIANTS) >= 4
     assert sum("tail" in f.id for f in OF_VARIANTS) >= 6
-    assert sum("-with-" in f.id or "-when-" in f.id for f in OF_VARIANTS) >= 12
+    assert sum("-with-" in f.id or "-when-" in f.id for f in OF_VARIANTS) >= 10
 
 
 PLAIN = Problem(batch=2, heads=3, kv_heads=3, q_len=5, kv_len=5, head_dim=4, v_dim=4)
@@ -276,15 +276,17 @@ PROBLEMS = [
 @pytest.mark.parametrize("fault", OF_VARIANTS, ids=lambda f: f.id)
 def test_fault_is_named(fault: Fault) -> None:
     """`test_every_fault_is_killed_on_quick` tells that it is caught."""
-    name = diagnose if fault.shows == "output" else diagnose_beside
-    ordered = sorted(PROBLEMS, key=lambda problem: problem.cost)
-    named = (name(planted(fault, meaning), ordered, budget_s=30) for meaning in MEANINGS[:2])
+    name, problems = diagnose, sorted(PROBLEMS, key=lambda problem: problem.cost)
+    if fault.shows != "output":
+        plain = [problem for problem in PROBLEMS if problem.head_dim == 4]
+        name, problems = diagnose_beside, [*plain, *PROBLEMS[::3]]
+    named = (name(planted(fault, meaning), problems, budget_s=30) for meaning in MEANINGS[:2])
     found = [one.fault.id for one in next((some for some in named if some), [])]
     if fault.equivalent:
         assert not found
     else:
         assert fault.id in found
-        assert len(found) < 5
+        assert len(found) < 6
 
 
 def narrow(q: Tensor, k: Tensor, v: Tensor, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
