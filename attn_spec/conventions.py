@@ -145,6 +145,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "alibi": ("alibi_slopes",),
     "sinks": ("sinks", "s_aux", "learnable_sink"),
     "gqa": ("enable_gqa",),
+    "lengths": ("packed_lengths",),  # of what `attn_spec.adapters.packed` makes of a packed function
     "lse": ("return_lse", "return_softmax_lse"),
     "weights": ("need_weights", "return_weights", "return_attn_weights", "output_attentions"),
     "probs": ("return_attn_probs",),  # flash-attn's: the log-sum-exp, and weights that are for testing only

@@ -12,7 +12,7 @@ from typing import Any
 from attn_spec.adapters.implementation import Implementation, described, is_clear
 from attn_spec.conventions import Finding
 from attn_spec.law import LAWS, Advisory, Law, NotRun, Refused, Unsupported, Violation
-from attn_spec.masks import Alibi, Causal, Window
+from attn_spec.masks import Alibi, Causal, Lengths, Window
 from attn_spec.problem import Problem
 
 OUTCOMES = ("passed", "failed", "refused", "unsupported", "known-failure", "not-run", "error")
@@ -102,7 +102,7 @@ class CheckResult:
 AXES = (
     *("zero-size", "gqa", "d_v", "head_dim", "tile", "float64", "float32", "bfloat16", "float16", "mask-dtype"),
     *("mask-rank", "mask-with-causal", "causal-cross", "strides", "scale-value"),
-    *("window", "softcap", "alibi", "sinks"),
+    *("window", "softcap", "alibi", "sinks", "lengths"),
 )
 
 
@@ -127,6 +127,7 @@ def optional_axes(problem: Problem) -> list[str]:
         ("softcap", p.softcap is not None),
         ("alibi", p.alibi is not None),
         ("sinks", p.sinks),
+        ("lengths", p.lengths is not None),
     ):
         if present:
             axes.append(name)
@@ -136,7 +137,7 @@ def optional_axes(problem: Problem) -> list[str]:
 def axes_alone(problem: Problem, axes: list[str]) -> list[Problem]:
     """For each optional axis of a problem, a plain problem that has that axis only."""
     p, plain = problem, Problem(batch=problem.batch or 2, q_len=128, kv_len=128, head_dim=64, v_dim=64)
-    tensor = tuple(part for part in p.mask if not isinstance(part, (Window, Alibi)))
+    tensor = tuple(part for part in p.mask if not isinstance(part, (Window, Alibi, Lengths)))
     masked = plain.replace(heads=p.heads, kv_heads=p.heads, mask=tensor, delivery=p.delivery)
     alone = {
         "zero-size": lambda: plain.replace(batch=p.batch, q_len=min(p.q_len, 1) * 128, kv_len=min(p.kv_len, 1) * 128),
@@ -153,6 +154,7 @@ def axes_alone(problem: Problem, axes: list[str]) -> list[Problem]:
         "softcap": lambda: plain.replace(softcap=p.softcap),
         "alibi": lambda: plain.replace(mask=tuple(part for part in p.mask if part is p.alibi)),
         "sinks": lambda: plain.replace(sinks=True),
+        "lengths": lambda: p.replace(mask=tuple(part for part in p.mask if part is p.lengths), softcap=None),
         p.dtype: lambda: plain.replace(dtype=p.dtype),
     }
     return [alone[axis]() for axis in axes]

@@ -142,8 +142,22 @@ class Alibi:
         return f"alibi({'BH' if self.batched else 'H'})"
 
 
-Part = Causal | KeyPadding | Visible | Bias | Documents | Window | Alibi
-PARTS: dict[str, type] = {part.kind: part for part in (Causal, KeyPadding, Visible, Bias, Documents, Window, Alibi)}
+@dataclass(frozen=True)
+class Lengths:
+    """Sample b has `q_lengths[b]` queries and `kv_lengths[b]` keys, packed end to end. Goes by a parameter."""
+
+    q_lengths: tuple[int, ...]
+    kv_lengths: tuple[int, ...]
+    kind: ClassVar[str] = "lengths"
+    axes: ClassVar[str] = "BQK"
+
+    def __str__(self) -> str:
+        return f"packed{list(self.q_lengths)}x{list(self.kv_lengths)}".replace(" ", "")
+
+
+Part = Causal | KeyPadding | Visible | Bias | Documents | Window | Alibi | Lengths
+KINDS = (Causal, KeyPadding, Visible, Bias, Documents, Window, Alibi, Lengths)
+PARTS: dict[str, type] = {kind.kind: kind for kind in KINDS}
 
 Form = Literal["bool", "additive", "key-padding"]
 
@@ -176,7 +190,7 @@ class Delivery:
 
 def by_parameter(part: Part, how: Delivery) -> bool:
     """Whether a part goes in by a parameter of its own, and not inside the mask tensor."""
-    return isinstance(part, (Window, Alibi)) or (isinstance(part, Causal) and how.flag)
+    return isinstance(part, (Window, Alibi, Lengths)) or (isinstance(part, Causal) and how.flag)
 
 
 def combined(
@@ -192,7 +206,7 @@ def combined(
         if isinstance(part, Bias):
             more = part.bias(sizes, seed + place)
             bias = more if bias is None else bias + more
-        elif not isinstance(part, (Window, Alibi)):
+        elif not isinstance(part, (Window, Alibi, Lengths)):
             seen = part.visible(sizes, seed + place, alignment)
             visible = seen if visible is None else visible & seen
     return visible, bias
@@ -262,6 +276,12 @@ def check(parts: tuple[Part, ...], how: Delivery, sizes: Sizes) -> None:
             for name, bound in (("left", part.left), ("right", part.right)):
                 if bound is not None and bound < 0:
                     raise ValueError(f"{name}: {bound} is negative; give 0 or more, or None for no bound")
-    for kind in (Window, Alibi):
+        if isinstance(part, Lengths):
+            for name, lengths, most in (("q_lengths", part.q_lengths, q_len), ("kv_lengths", part.kv_lengths, kv_len)):
+                if len(lengths) != batch or not all(0 <= n <= most for n in lengths):
+                    raise ValueError(f"{name}: {lengths} are not {batch} lengths of at most {most}")
+            if tensor_parts:
+                raise ValueError("mask: packed sequences take no mask tensor")
+    for kind in (Window, Alibi, Lengths):
         if sum(isinstance(part, kind) for part in parts) > 1:
             raise ValueError(f"mask: more than one {kind.kind}; a parameter takes one")

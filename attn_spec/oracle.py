@@ -50,6 +50,8 @@ def answer(
     Raises ValueError where a changed pipeline is to be run in blocks of rows: a fault may look at all rows at once.
     """
     exact = arguments.double()
+    if exact.lengths is not None:
+        return _packed(exact, meaning, precision)
     b, h, q_len, kv_len = exact.sizes
     step = max(1, chunk // max(1, b * h * kv_len))
     whole = step >= q_len
@@ -73,6 +75,19 @@ def answer(
         if joined.weights is not None and part.weights is not None:
             joined.weights[:, :, rows], bounds.weights[:, :, rows] = part.weights, part.bounds.weights
     return joined
+
+
+def _packed(exact: Arguments, meaning: Meaning, precision: Precision) -> Answer:
+    """The answer for packed samples, each by itself; 0 and -inf beyond their end."""
+    b, h, q_len, _ = exact.sizes
+    output, bound = (exact.q.new_zeros(b, h, q_len, exact.v.shape[3]) for _ in range(2))
+    lse, lse_bound = exact.q.new_full((b, h, q_len), -torch.inf), exact.q.new_zeros(b, h, q_len)
+    for n in range(b):
+        one = answer(exact.sample(n), meaning, precision)
+        rows = slice(0, one.output.shape[2])
+        output[n, :, rows], bound[n, :, rows] = one.output[0], one.bounds.output[0]
+        lse[n, :, rows], lse_bound[n, :, rows] = one.lse[0], one.bounds.lse[0]
+    return Answer(output, lse, None, Bounds(output=bound, weights=bound.new_empty(0), lse=lse_bound))
 
 
 def _block(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_spec import masks, values
-from attn_spec.masks import Alibi, Alignment, Causal, Delivery, Form, Part, Window
+from attn_spec.masks import Alibi, Alignment, Causal, Delivery, Form, Lengths, Part, Window
 from attn_spec.values import Sizes
 
 DTYPES = {
@@ -32,7 +32,9 @@ class Arguments:
     shape that broadcasts to [B, H, Sq, Sk], or a key padding [B, Sk] (True = a real key); scale None: the default.
     window (left, right): how many keys before and after its own position a query sees, None for no bound.
     softcap: logits become softcap * tanh(logits / softcap).  alibi: slopes [H] or [B, H], float32.  sinks: a further
-    logit for each head [H], in the denominator alone.  returns: "weights" or "lse", asked for beside the output.
+    logit for each head [H], in the denominator alone.  lengths: queries and keys of each sample, where these are packed
+    end to end; what stands beyond them is not handed over, and the output there is 0.  returns: "weights" or "lse",
+    asked for beside the output.
     """
 
     q: Tensor
@@ -46,6 +48,7 @@ class Arguments:
     softcap: float | None = None
     alibi: Tensor | None = None
     sinks: Tensor | None = None
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     returns: str = ""
 
     def replace(self, **changes: Any) -> Arguments:
@@ -65,6 +68,14 @@ class Arguments:
         given = {name: getattr(self, name) for name in TENSORS}
         floating = {name: x for name, x in given.items() if x is not None and x.dtype != torch.bool}
         return self.replace(**{name: x.to(dtype) for name, x in floating.items()})
+
+    def sample(self, n: int) -> Arguments:
+        """One of the packed samples, by itself."""
+        assert self.lengths is not None
+        q_len, kv_len = self.lengths[0][n], self.lengths[1][n]
+        q, k, v = self.q[n : n + 1, :, :q_len], self.k[n : n + 1, :, :kv_len], self.v[n : n + 1, :, :kv_len]
+        slopes = self.alibi[n : n + 1] if self.alibi is not None and self.alibi.dim() == 2 else self.alibi
+        return self.replace(q=q, k=k, v=v, alibi=slopes, lengths=None)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -141,7 +152,11 @@ class Problem:
     @property
     def without_variants(self) -> bool:
         """Whether it has none of the variants that a function of q, k, v, mask and scale knows nothing of."""
-        return not (self.window or self.alibi or self.softcap or self.sinks)
+        return not (self.window or self.alibi or self.softcap or self.sinks or self.lengths)
+
+    @property
+    def lengths(self) -> Lengths | None:
+        return next((part for part in self.mask if isinstance(part, Lengths)), None)
 
     @property
     def causal_by_flag(self) -> bool:
@@ -263,13 +278,14 @@ class Problem:
         form = None if mask is None else self.delivery.form
         if self.without_variants:
             return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
-        window, slopes = self.window, self.alibi
+        window, slopes, lengths = self.window, self.alibi, self.lengths
         return Arguments(
             *(q, k, v, mask, form, self.causal_by_flag, self.scale),
             window=None if window is None else (window.left, window.right),
             softcap=self.softcap,
             alibi=None if slopes is None else values.random_slopes(self._slopes_shape(slopes), self.seed),
             sinks=values.random_sinks(self.heads, self.seed).to(dtype) if self.sinks else None,
+            lengths=None if lengths is None else (lengths.q_lengths, lengths.kv_lengths),
         )
 
     def _slopes_shape(self, slopes: Alibi) -> tuple[int, ...]:
@@ -357,7 +373,7 @@ def _part(data: dict[str, Any]) -> Part:
     kind = data.pop("kind", None)
     if kind not in masks.PARTS:
         raise ValueError(f"mask: kind {kind!r} is not one of {', '.join(masks.PARTS)}")
-    for name in ("lengths", "empty_rows", "q_lengths"):
+    for name in ("lengths", "empty_rows", "q_lengths", "kv_lengths"):
         if name in data:
             data[name] = tuple(data[name])
     try:

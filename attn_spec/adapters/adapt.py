@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_spec.adapters import measure
+from attn_spec.adapters import measure, packed
 from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
@@ -45,6 +45,9 @@ def adapt(
     if not callable(target):
         raise TargetError(f"{name}: a {type(target).__name__} is not callable; give a function f(q, k, v, ...)")
     fixed = dict(declared.get("fixed") or {})
+    if packed.is_packed(target):
+        import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"
+        target = packed.unpacked(target)
     signature = read(_without(target, fixed), name, declared.get("parameters"))
     conventions, expected = _from_names(signature, name, declared)
     adapter = FunctionAdapter(target, signature, conventions, fixed)

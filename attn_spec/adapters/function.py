@@ -134,10 +134,10 @@ class FunctionAdapter:
             if role not in roles:
                 raise Unsupported(f"no parameter that returns the {arguments.returns}")
             values[roles[role]] = True
-        for role in ("window", "softcap", "alibi", "sinks"):
+        for role in ("window", "softcap", "alibi", "sinks", "lengths"):
             asked = getattr(arguments, role)
             if asked is not None and role not in roles:
-                raise Unsupported(f"no {role} parameter")
+                raise Unsupported("no packed sequences" if role == "lengths" else f"no {role} parameter")
             if asked is not None:
                 values[roles[role]] = self._window(arguments) if role == "window" else asked
         return values
@@ -171,6 +171,8 @@ class FunctionAdapter:
         if lse is None and arguments.returns == "lse":
             other = {(b, q_len, h): lambda t: t.mT, (b * h, q_len): lambda t: t.reshape(b, h, q_len)}
             lse = next((other[tuple(t.shape)](t) for t in rest if tuple(t.shape) in other), None)
+        if weights is None and arguments.returns == "weights" and "weights" not in self.signature.roles:
+            raise Unsupported("the parameter is flash-attn's, which returns weights for its own tests only")
         if lse is not None and natural(self.conventions) != 1:
             lse = lse * natural(self.conventions)
         return Result(output, weights if arguments.returns != "lse" else None, lse)

@@ -45,6 +45,7 @@ def diagnose_beside(
     problems: those that failed first. After `budget_s` seconds what is still undecided is not named.
     """
     start = time.monotonic()
+    problems = [p for p in problems if p.lengths is None]
     small = [p for p in problems if 0 < p.batch * p.heads * p.q_len * p.kv_len <= LARGEST // 8]
     for shows, look in (("lse", _lse), ("gradients", _gradients)):
         faults = [f for f in CATALOGUE.values() if f.shows == shows and not f.equivalent]

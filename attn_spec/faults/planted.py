@@ -13,6 +13,7 @@ from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.backward import RIGHT, Backward, Cotangents, run
 from attn_spec.conventions import Conventions, Finding, Meaning
 from attn_spec.faults.fault import Fault
+from attn_spec.law import Unsupported
 from attn_spec.problem import Arguments
 
 
@@ -24,6 +25,8 @@ class Planted:
     meaning: Meaning
 
     def __call__(self, arguments: Arguments) -> Result:
+        if arguments.lengths is not None:
+            raise Unsupported("no packed sequences")
         dtype = arguments.q.dtype
         if dtype in (torch.float16, torch.bfloat16):
             arguments = arguments.cast(torch.float32)

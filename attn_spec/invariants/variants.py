@@ -306,6 +306,29 @@ def lse_changes_no_output(implementation: Implementation, problem: Problem) -> N
     require_within(same(got, plain, answer_to(implementation, problem).bounds.output), "output")
 
 
+# packed sequences ----------------------------------------------------------------------------------------------------
+
+
+@law("ATN751", "packed-lengths", "Packed sequences of different lengths do not see each other")
+def packed_lengths(implementation: Implementation, problem: Problem) -> None:
+    """each sequence [total, H, D] between cu_seqlens[b] and cu_seqlens[b + 1] gives what it gives alone
+
+    Why: sequences are packed to save padding; one offset that is off by a row mixes two texts.
+    Example: causal aligned by the longest sequence and not by each its own; keys read by the queries' offsets.
+    """
+    agrees(implementation, problem)
+
+
+@law("ATN752", "packed-empty", "An empty sequence among packed ones gives nothing, and moves no other")
+def packed_empty(implementation: Implementation, problem: Problem) -> None:
+    """cu_seqlens with equal neighbours: no queries, no keys, or neither
+
+    Why: the last step of a batch and speculative decoding hand over empty sequences; 0 keys are a row of 0/0.
+    Example: a division by the batch to find the length; the output of an empty sequence never written.
+    """
+    agrees(implementation, problem)
+
+
 # documents, and all together -----------------------------------------------------------------------------------------
 
 

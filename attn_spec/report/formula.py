@@ -10,6 +10,8 @@ from attn_spec.problem import Arguments, Problem
 
 def formula(p: Problem, a: Arguments, meaning: Meaning) -> list[str]:
     """Lines over q, k, v, mask, alibi and sinks that leave the logits in `s` and the right output in `expected`."""
+    if a.lengths is not None:
+        raise NotImplementedError("packed samples have no formula of a few lines")
     group = p.heads // p.kv_heads
     share = f".repeat(1, {group}, 1, 1)" if meaning.grouping == "tiled" else f".repeat_interleave({group}, dim=1)"
     shared = share if group > 1 else ""

@@ -2,7 +2,7 @@
 
 from attn_spec.choice.variants import variant_problems, variant_three_way_problems
 from attn_spec.invariants import variants as law
-from attn_spec.masks import Alibi, Bias, Causal, Delivery, Documents, Visible, Window
+from attn_spec.masks import Alibi, Bias, Causal, Delivery, Documents, Lengths, Part, Visible, Window
 from attn_spec.problem import Problem
 from attn_spec.suites.suite import both, tries
 
@@ -151,5 +151,28 @@ test_documents = tries(
     DOCUMENTS.replace(mask=(Documents((4, 8)), Causal())),
     DOCUMENTS.replace(q_len=6, mask=(Documents((5, 7), (4, 2)),), delivery=Delivery("additive", "QK")),
     DOCUMENTS.replace(mask=(Documents((5, 7)),), delivery=Delivery("bool", "BHQK"), heads=6, kv_heads=2),
+)
+def packed(q_lengths: tuple[int, ...], kv_lengths: tuple[int, ...], *parts: Part, **others: object) -> Problem:
+    sizes = {"batch": len(q_lengths), "q_len": max(q_lengths), "kv_len": max(kv_lengths)}
+    return PLAIN.replace(mask=(*parts, Lengths(q_lengths, kv_lengths)), **sizes, **others)
+
+
+test_packed_lengths = tries(
+    law.packed_lengths,
+    both(packed((9, 1, 5), (9, 1, 5))),
+    packed((9, 1, 5), (9, 1, 5), Causal()),
+    packed((2, 5, 1), (9, 5, 12), Causal()),
+    packed((3, 7, 4), (12, 7, 5), heads=6, kv_heads=2),
+    packed((1, 1, 1, 1), (20, 7, 1, 64), Causal()),
+    packed((70, 33), (70, 33), Causal(), kv_heads=1, heads=2),
+    packed((9, 4, 6), (9, 4, 6), Window(3, 1)),
+    packed((2, 5, 3), (9, 5, 12), Causal(), Alibi(batched=True), softcap=3.0),
+)
+test_packed_empty = tries(
+    law.packed_empty,
+    packed((5, 0, 4), (5, 0, 4), Causal()),
+    packed((0, 5, 4), (3, 5, 4)),
+    packed((5, 2, 4), (5, 0, 4)),
+    packed((1, 0, 1), (9, 0, 4), Causal()),
 )
 test_variants_together = tries(law.variants_together, variant_problems(), ci=variant_three_way_problems)
