@@ -1,7 +1,9 @@
 """The reference pipeline: attention as a row of small pure functions, each of which can be changed on its own.
 
-    arrange -> choose_scale -> share_heads -> arrange_mask -> read_mask -> use_causal -> causal -> combine
-            -> score -> add_bias -> hide -> normalise -> settle -> mix -> merge
+    heed -> arrange -> choose_scale -> share_heads -> arrange_mask -> read_mask
+         -> use_causal -> causal -> window -> meet -> combine
+         -> score -> soften -> add_bias -> alibi -> hide -> finish
+         -> normalise -> drain -> settle -> mix -> merge, and log_sum
 
 With every block right this is the answer (`attn_spec.oracle` runs it in float64, a few query rows at a time). With one
 block changed it is a fault: what an implementation computes that gets just this wrong. The source of the right block
@@ -17,6 +19,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +29,11 @@ from attn_spec.conventions import Meaning
 from attn_spec.problem import Arguments
 
 # the blocks ----------------------------------------------------------------------------------------------------------
+
+
+def heed(a: Arguments) -> Arguments:
+    """What is heeded of what is asked: all of it, in every combination."""
+    return a
 
 
 def arrange(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,6 +85,24 @@ def causal(i: Tensor, j: Tensor, q_len: int, kv_len: int, alignment: str, heads:
     return j <= i + offset
 
 
+def window(
+    i: Tensor, j: Tensor, q_len: int, kv_len: int, left: int | None, right: int | None, alignment: str
+) -> Tensor:
+    """Query i sees the `left` keys before its own position, that one, and the `right` keys after it."""
+    p = i + kv_len - q_len if alignment == "bottom-right" else i
+    seen = torch.ones_like(j - p, dtype=torch.bool)
+    if left is not None:
+        seen = seen & (j >= p - left)
+    if right is not None:
+        seen = seen & (j <= p + right)
+    return seen
+
+
+def meet(past: Tensor | None, near: Tensor) -> Tensor:
+    """A key is seen when causality lets it (`past`) and the window does (`near`)."""
+    return near if past is None else past & near
+
+
 def combine(visible: Tensor | None, past: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """A key is seen when the mask lets it (`visible`) and causality does (`past`)."""
     return visible, past
@@ -87,9 +113,23 @@ def score(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return q @ k.mT * scale
 
 
+def soften(s: Tensor, softcap: float | None) -> Tensor:
+    """Logits are brought between -softcap and softcap, before anything is added or hidden."""
+    return s if softcap is None else softcap * torch.tanh(s / softcap)
+
+
 def add_bias(s: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """The bias is added to the scaled logits."""
     return s if bias is None else s + bias
+
+
+def alibi(
+    slopes: Tensor, i: Tensor, j: Tensor, q_len: int, kv_len: int, alignment: str, form: str, scale: float
+) -> Tensor:
+    """What the slopes [H] or [B, H] add to the logits: less, the further a key is from the query's own position."""
+    p = i + kv_len - q_len if alignment == "bottom-right" else i
+    distance = (p - j).abs() if form == "distance" else p - j
+    return -slopes[..., None, None] * distance
 
 
 def hide(s: Tensor, visible: Tensor | None, past: Tensor | None) -> Tensor:
@@ -100,11 +140,23 @@ def hide(s: Tensor, visible: Tensor | None, past: Tensor | None) -> Tensor:
     return s
 
 
+def finish(s: Tensor, softcap: float | None) -> Tensor:
+    """What is done to the logits once keys are hidden: nothing."""
+    return s
+
+
 def normalise(s: Tensor) -> Tensor:
     """Softmax over the keys, the row maximum taken off first."""
     m = s.amax(dim=-1, keepdim=True) if s.shape[-1] else s.new_zeros(())
     e = torch.exp(s - m.clamp(min=torch.finfo(s.dtype).min))
-    return e / e.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(s.dtype).tiny)
+    return e / e.sum(dim=-1, keepdim=True).clamp(min=1.0)
+
+
+def drain(p: Tensor, s: Tensor, sinks: Tensor | None) -> Tensor:
+    """A sink [H] is one more logit in the denominator alone: what it takes, the keys of the row lose."""
+    if sinks is None or not s.shape[-1]:
+        return p
+    return p * torch.sigmoid(torch.logsumexp(s, dim=-1, keepdim=True) - sinks[:, None, None])
 
 
 def settle(p: Tensor, s: Tensor, visible: Tensor | None, past: Tensor | None, empty_rows: str) -> Tensor:
@@ -125,6 +177,13 @@ def merge(o: Tensor, q: Tensor) -> Tensor:
     return o
 
 
+def log_sum(s: Tensor, sinks: Tensor | None) -> Tensor:
+    """The natural logarithm of the denominator [B, H, Sq]; -inf where there is nothing to sum."""
+    if sinks is not None:
+        s = torch.cat([s, sinks[:, None, None].expand(*s.shape[:-1], 1)], dim=-1)
+    return torch.logsumexp(s, dim=-1) if s.shape[-1] else s.new_full(s.shape[:-1], -torch.inf)
+
+
 # the pipeline --------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +191,7 @@ def merge(o: Tensor, q: Tensor) -> Tensor:
 class Pipeline:
     """The blocks of one computation; `Pipeline()` is right, `Pipeline(score=...)` has that block changed."""
 
+    heed: Callable[..., Any] = heed
     arrange: Callable[..., Any] = arrange
     choose_scale: Callable[..., Any] = choose_scale
     share_heads: Callable[..., Any] = share_heads
@@ -139,14 +199,21 @@ class Pipeline:
     read_mask: Callable[..., Any] = read_mask
     use_causal: Callable[..., Any] = use_causal
     causal: Callable[..., Any] = causal
+    window: Callable[..., Any] = window
+    meet: Callable[..., Any] = meet
     combine: Callable[..., Any] = combine
     score: Callable[..., Any] = score
+    soften: Callable[..., Any] = soften
     add_bias: Callable[..., Any] = add_bias
+    alibi: Callable[..., Any] = alibi
     hide: Callable[..., Any] = hide
+    finish: Callable[..., Any] = finish
     normalise: Callable[..., Any] = normalise
+    drain: Callable[..., Any] = drain
     settle: Callable[..., Any] = settle
     mix: Callable[..., Any] = mix
     merge: Callable[..., Any] = merge
+    log_sum: Callable[..., Any] = log_sum
 
 
 BLOCKS: dict[str, Callable[..., Any]] = {f.name: f.default for f in dataclasses.fields(Pipeline)}  # type: ignore[misc]
@@ -155,7 +222,10 @@ RIGHT = Pipeline()
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Every tensor of one run: k and v with their heads shared out, logits after hiding, weights, output."""
+    """Every tensor of one run: k and v with their heads shared out, logits after hiding, weights, output.
+
+    bias: what a mask adds.  slopes: what ALiBi adds.
+    """
 
     q: Tensor
     k: Tensor
@@ -165,13 +235,25 @@ class Trace:
     logits: Tensor
     weights: Tensor
     output: Tensor
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    sinks: Tensor | None = None
+    blocks: Pipeline = RIGHT
+    lse_sinks: str = "included"
+
+    @cached_property
+    def lse(self) -> Tensor:
+        """The log-sum-exp [B, H, Sq] of the logits and, where it counts, the sink."""
+        lse: Tensor = self.blocks.log_sum(self.logits, self.sinks if self.lse_sinks == "included" else None)
+        return lse
 
 
 def run(arguments: Arguments, meaning: Meaning, pipeline: Pipeline = RIGHT, rows: slice | None = None) -> Trace:
     """Run a pipeline on the arguments, in their dtype; with `rows`, on these query rows only."""
     if arguments.scale is None and meaning.scale == "1":
         arguments = arguments.replace(scale=1.0)
-    blocks, mask = pipeline, arguments.mask
+    blocks, arguments = pipeline, pipeline.heed(arguments)
+    mask, softcap, slopes = arguments.mask, arguments.softcap, None
     q, k, v = blocks.arrange(arguments.q, arguments.k, arguments.v)
     heads, q_len, kv_len = q.shape[1], q.shape[2], k.shape[2]
     scale = blocks.choose_scale(arguments.scale, q, k, v)
@@ -187,8 +269,24 @@ def run(arguments: Arguments, meaning: Meaning, pipeline: Pipeline = RIGHT, rows
     visible, bias = blocks.read_mask(mask, arguments.form)
     past = None
     if blocks.use_causal(arguments.causal, arguments.mask, arguments.form, arguments.q, arguments.k, arguments.scale):
-        visible, past = blocks.combine(visible, blocks.causal(i, j, q_len, kv_len, meaning.alignment, heads))
-    logits = blocks.hide(blocks.add_bias(blocks.score(q, k, scale), bias, scale), visible, past)
-    weights = blocks.settle(blocks.normalise(logits), logits, visible, past, meaning.empty_rows)
+        past = blocks.causal(i, j, q_len, kv_len, meaning.alignment, heads)
+    if arguments.window is not None:
+        near = blocks.window(i, j, q_len, kv_len, *arguments.window, meaning.window_alignment)
+        past = blocks.meet(past, near)
+    if past is not None:
+        visible, past = blocks.combine(visible, past)
+    logits = blocks.score(q, k, scale)
+    if meaning.softcap_order == "first":
+        logits = blocks.soften(logits, softcap)
+    logits = blocks.add_bias(logits, bias, scale)
+    if arguments.alibi is not None:
+        slopes = blocks.alibi(arguments.alibi, i, j, q_len, kv_len, meaning.window_alignment, meaning.alibi, scale)
+        logits = logits + slopes
+    if meaning.softcap_order == "after-bias":
+        logits = blocks.soften(logits, softcap)
+    logits = blocks.finish(blocks.hide(logits, visible, past), softcap)
+    weights = blocks.drain(blocks.normalise(logits), logits, arguments.sinks)
+    weights = blocks.settle(weights, logits, visible, past, meaning.empty_rows)
     output = blocks.merge(blocks.mix(weights, v), q)
-    return Trace(q, k, v, scale, bias, logits, weights, output)
+    others = softcap, slopes, arguments.sinks, blocks, meaning.lse_sinks
+    return Trace(q, k, v, scale, bias, logits, weights, output, *others)

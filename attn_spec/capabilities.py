@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from attn_spec.adapters.implementation import Implementation, is_clear
 from attn_spec.law import Refused, Unsupported, Violation
-from attn_spec.masks import Bias, Causal, Delivery, Form, KeyPadding, Part, Visible
+from attn_spec.masks import Alibi, Bias, Causal, Delivery, Form, KeyPadding, Part, Visible, Window
 from attn_spec.problem import Problem
 
 SIMPLE_FIRST = ("float32", "bfloat16", "float16", "float64")
@@ -18,12 +18,13 @@ MULTIPLES = ((1, 13), (16, 48), (32, 96), (64, 192), (128, 128))  # (a multiple,
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What problems may hold. Without arguments: everything there is.
+    """What problems may hold. Without arguments: everything there is but windows, softcap, slopes and sinks.
 
     dtypes: of q, k and v.  forms: in which a mask tensor is taken.  causal: "flag", "always" or "never" as in the
     conventions.  with_causal: a mask beside the causal flag.  broadcast: masks smaller than [B, H, Sq, Sk].
     bias: an additive mask may hold any numbers.  empty_rows: rows with no visible key.  strided: q, k, v and masks that
     are not contiguous.  scale_edges: a scale of 0 or below.  head_multiple: of d_k, d_v.  length_multiple: of Sq, Sk.
+    window: a pair of bounds.
     """
 
     dtypes: tuple[str, ...] = SIMPLE_FIRST
@@ -44,6 +45,10 @@ class Capabilities:
     strided: bool = True
     head_multiple: int = 1
     length_multiple: int = 1
+    window: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    sinks: bool = False
 
     def but(self, **limits: object) -> Capabilities:
         """These, with some of them set to something else."""
@@ -120,4 +125,9 @@ def _probed(implementation: Implementation) -> Capabilities:
         strided=takes(base.replace(layout="sliced")) and takes(base.replace(layout="transposed")),
         head_multiple=head,
         length_multiple=length,
+        window=not contradicted & {"window", "window_alignment"}
+        and takes(base.replace(mask=(*base.mask, Window(2, 1)))),
+        softcap="softcap_order" not in contradicted and takes(base.replace(softcap=2.0)),
+        alibi=not contradicted & {"alibi", "window_alignment"} and takes(base.replace(mask=(*base.mask, Alibi()))),
+        sinks=takes(base.replace(sinks=True)),
     )

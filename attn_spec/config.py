@@ -108,8 +108,20 @@ class ImplementationConfig(_Section):
     """The output of a row with no visible key: zero, mean (of v), or nan."""
     grouping: str | None = None
     """How query heads share kv heads: contiguous (0 0 1 1) or tiled (0 1 0 1)."""
+    window: str | None = None
+    """What the window parameter holds: pair (left, right), count, count-both, or left."""
+    window_alignment: str | None = None
+    """Where windows and the distances of ALiBi stand if Sq != Sk: top-left or bottom-right."""
+    softcap_order: str | None = None
+    """Whether the softcap comes first (before mask and bias), or after the bias."""
+    alibi: str | None = None
+    """What ALiBi slopes multiply: distance, -|j - i|, or signed, j - i."""
     lse_base: str | None = None
     """The base of the log-sum-exp that is returned; none where it returns none."""
+    lse_empty: str | None = None
+    """The log-sum-exp of a row with no visible key: -inf or +inf."""
+    lse_sinks: str | None = None
+    """Whether the log-sum-exp holds the sinks: included or excluded."""
     scale: str | None = None
     """The scale where none is given: 1/sqrt(d_k), or 1 for logits that are not scaled (T5)."""
     parameters: dict[Role, str] = Field(default_factory=dict)

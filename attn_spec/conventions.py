@@ -11,8 +11,17 @@ taken over from measurement: they are what people get wrong.
 | alignment  | top-left   | bottom-right | in the mask           | in the mask  | top-left      |
 | empty_rows | zero       | zero         | nan or zero           | mean or zero | mean          |
 | grouping   | contiguous | contiguous   | no groups             | contiguous   | contiguous    |
+| window     | no windows | pair         | no windows            | count        | pair (jax), count-both (keras) |
+| softcap_order | no cap  | first        | no cap                | first        | first         |
+| alibi      | no slopes  | distance     | no slopes             | no slopes    | no slopes     |
 | lse_base   | none       | e            | none                  | none         | e             |
 | scale      | 1/sqrt(d_k) | 1/sqrt(d_k) | 1/sqrt(d_k)           | 1/sqrt(d_k), T5: 1 | 1/sqrt(d_k) |
+| lse_empty  | none       | +inf         | none                  | none         | none          |
+
+window: `pair` is (left, right), the keys before and after, its own not counted, no bound where negative or None;
+`count` one number, the keys up to its own, that one counted; `count-both` the same in both directions; `left` one
+number, its own not counted. window_alignment holds for windows and for the distances of ALiBi. alibi: `signed` is
+slope * (j - i), as in flashinfer. lse_empty: of a row with no visible key; flash-attn 3 gives -inf.
 
 Sources: torch/nn/functional.py and torch/nn/modules/activation.py (2.13), flash_attn/flash_attn_interface.py and
 softmax.h (2.8), transformers/masking_utils.py and integrations/sdpa_attention.py (5.x), jax/_src/nn/functions.py,
@@ -38,8 +47,25 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "causal": ("flag", "always", "never"),
     "empty_rows": ("zero", "mean", "nan"),
     "grouping": ("contiguous", "tiled"),
+    "window": ("pair", "count", "count-both", "left"),
+    "window_alignment": ("top-left", "bottom-right"),
+    "softcap_order": ("first", "after-bias"),
+    "alibi": ("distance", "signed"),
     "lse_base": ("e", "2", "10", "none"),
+    "lse_empty": ("-inf", "+inf"),
+    "lse_sinks": ("included", "excluded"),
     "scale": ("1/sqrt(d_k)", "1"),
+}
+
+# fields that mean something only where there is a parameter of one of these roles
+OF_ROLES: dict[str, tuple[str, ...]] = {
+    "window": ("window",),
+    "window_alignment": ("window", "alibi"),
+    "softcap_order": ("softcap",),
+    "alibi": ("alibi",),
+    "lse_base": ("lse", "probs"),
+    "lse_empty": ("lse", "probs"),
+    "lse_sinks": ("sinks",),
 }
 
 
@@ -51,6 +77,10 @@ class Meaning:
     empty_rows: Literal["zero", "mean", "nan"] = "zero"
     grouping: Literal["contiguous", "tiled"] = "contiguous"
     scale: Literal["1/sqrt(d_k)", "1"] = "1/sqrt(d_k)"
+    window_alignment: Literal["top-left", "bottom-right"] = "top-left"
+    softcap_order: Literal["first", "after-bias"] = "first"
+    alibi: Literal["distance", "signed"] = "distance"
+    lse_sinks: Literal["included", "excluded"] = "included"
 
 
 @dataclass(frozen=True)
@@ -78,12 +108,19 @@ class Conventions:
     padding_polarity: Finding = Finding("masked", "assumed", "nn.MultiheadAttention's key_padding_mask")
     empty_rows: Finding = Finding("zero", "assumed", "torch's value")
     grouping: Finding = Finding("contiguous", "assumed", "as torch, flash-attn, jax and ONNX do")
+    window: Finding = Finding("pair", "assumed", "keys before and after, itself not counted, as in flash-attn")
+    window_alignment: Finding = Finding("top-left", "assumed", "as the causal mask")
+    softcap_order: Finding = Finding("first", "assumed", "the cap comes before mask and bias, as in flash-attn")
+    alibi: Finding = Finding("distance", "assumed", "-slope * |distance|, as in flash-attn")
     lse_base: Finding = Finding("none", "assumed", "no LSE is returned")
+    lse_empty: Finding = Finding("-inf", "assumed", "the logarithm of an empty sum")
+    lse_sinks: Finding = Finding("included", "assumed", "the sink is a term of the sum")
     scale: Finding = Finding("1/sqrt(d_k)", "assumed", "the default of every library but a few, such as T5's 1")
 
     @property
     def meaning(self) -> Meaning:
-        return Meaning(self.alignment.value, self.empty_rows.value, self.grouping.value, self.scale.value)  # type: ignore[arg-type]
+        names = [f.name for f in dataclasses.fields(Meaning)]
+        return Meaning(**{name: getattr(self, name).value for name in names})
 
     def rows(self) -> list[tuple[str, Finding]]:
         return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
@@ -112,8 +149,10 @@ ROLES: dict[str, tuple[str, ...]] = {
     "alibi": ("alibi_slopes",),
     "sinks": ("sinks", "s_aux", "learnable_sink"),
     "gqa": ("enable_gqa",),
+    "lengths": ("packed_lengths",),  # of what `attn_spec.adapters.packed` makes of a packed function
     "lse": ("return_lse", "return_softmax_lse"),
-    "weights": ("need_weights", "return_weights", "return_attn_weights", "return_attn_probs", "output_attentions"),
+    "weights": ("need_weights", "return_weights", "return_attn_weights", "output_attentions"),
+    "probs": ("return_attn_probs",),  # flash-attn's: the log-sum-exp, and weights that are for testing only
     "ignored": ("deterministic", "training"),
 }
 ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
@@ -135,4 +174,18 @@ NAMED: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "padding_mask": (("padding_polarity", "masked", "as `key_padding_mask`: True = hidden"),),
     "softmax_scale": (("empty_rows", "zero", "flash-attn gives zeros for a row with no visible key"),),
+    "window_size": (
+        ("window", "pair", "`window_size` is flash-attn's name: (keys before, keys after)"),
+        ("window_alignment", "bottom-right", "flash-attn's windows are aligned to the bottom right"),
+    ),
+    "sliding_window": (
+        ("window", "count", "`sliding_window` is Hugging Face's name: a number of keys, its own counted"),
+    ),
+    "alibi_slopes": (
+        ("alibi", "distance", "`alibi_slopes` is flash-attn's name: -slope * |distance|"),
+        ("window_alignment", "bottom-right", "flash-attn's distances are aligned to the bottom right"),
+    ),
+    "softcap": (("softcap_order", "first", "flash-attn caps before it masks and before it adds slopes"),),
+    "return_softmax_lse": (("lse_base", "e", "flash-attn's log-sum-exp is a natural logarithm"),),
+    "return_attn_probs": (("lse_base", "e", "flash-attn's log-sum-exp is a natural logarithm"),),
 }

@@ -12,7 +12,7 @@ from typing import Any
 from attn_spec.adapters.implementation import Implementation, described, is_clear
 from attn_spec.conventions import Finding
 from attn_spec.law import LAWS, Advisory, Law, NotRun, Refused, Unsupported, Violation
-from attn_spec.masks import Causal
+from attn_spec.masks import Alibi, Causal, Lengths, Window
 from attn_spec.problem import Problem
 
 OUTCOMES = ("passed", "failed", "refused", "unsupported", "known-failure", "not-run", "error")
@@ -28,6 +28,11 @@ FIELD_LAWS = {
     "padding_polarity": "ATN516",
     "empty_rows": "ATN510",
     "grouping": "ATN601",
+    "window": "ATN702",
+    "window_alignment": "ATN704",
+    "alibi": "ATN721",
+    "softcap_order": "ATN712",
+    "lse_base": "ATN741",
 }
 
 
@@ -97,6 +102,7 @@ class CheckResult:
 AXES = (
     *("zero-size", "gqa", "d_v", "head_dim", "tile", "float64", "float32", "bfloat16", "float16", "mask-dtype"),
     *("mask-rank", "mask-with-causal", "causal-cross", "strides", "scale-value"),
+    *("window", "softcap", "alibi", "sinks", "lengths"),
 )
 
 
@@ -117,6 +123,11 @@ def optional_axes(problem: Problem) -> list[str]:
         ("causal-cross", causal and p.q_len != p.kv_len),
         ("strides", p.layout != "contiguous" or p.delivery.strided),
         ("scale-value", p.scale is not None and p.scale <= 0),
+        ("window", p.window is not None),
+        ("softcap", p.softcap is not None),
+        ("alibi", p.alibi is not None),
+        ("sinks", p.sinks),
+        ("lengths", p.lengths is not None),
     ):
         if present:
             axes.append(name)
@@ -126,7 +137,8 @@ def optional_axes(problem: Problem) -> list[str]:
 def axes_alone(problem: Problem, axes: list[str]) -> list[Problem]:
     """For each optional axis of a problem, a plain problem that has that axis only."""
     p, plain = problem, Problem(batch=problem.batch or 2, q_len=128, kv_len=128, head_dim=64, v_dim=64)
-    masked = plain.replace(heads=p.heads, kv_heads=p.heads, mask=p.mask, delivery=p.delivery)
+    tensor = tuple(part for part in p.mask if not isinstance(part, (Window, Alibi, Lengths)))
+    masked = plain.replace(heads=p.heads, kv_heads=p.heads, mask=tensor, delivery=p.delivery)
     alone = {
         "zero-size": lambda: plain.replace(batch=p.batch, q_len=min(p.q_len, 1) * 128, kv_len=min(p.kv_len, 1) * 128),
         "gqa": lambda: plain.replace(heads=p.heads, kv_heads=p.kv_heads),
@@ -138,6 +150,11 @@ def axes_alone(problem: Problem, axes: list[str]) -> list[Problem]:
         "causal-cross": lambda: plain.replace(q_len=p.q_len, kv_len=p.kv_len, mask=(p.causal or Causal(),)),
         "strides": lambda: plain.replace(layout=p.layout),
         "scale-value": lambda: plain.replace(scale=p.scale),
+        "window": lambda: plain.replace(mask=tuple(part for part in p.mask if part is p.window)),
+        "softcap": lambda: plain.replace(softcap=p.softcap),
+        "alibi": lambda: plain.replace(mask=tuple(part for part in p.mask if part is p.alibi)),
+        "sinks": lambda: plain.replace(sinks=True),
+        "lengths": lambda: p.replace(mask=tuple(part for part in p.mask if part is p.lengths), softcap=None),
         p.dtype: lambda: plain.replace(dtype=p.dtype),
     }
     return [alone[axis]() for axis in axes]

@@ -94,8 +94,70 @@ class Bias:
         return f"bias({self.axes})"
 
 
-Part = Causal | KeyPadding | Visible | Bias
-PARTS: dict[str, type] = {part.kind: part for part in (Causal, KeyPadding, Visible, Bias)}
+@dataclass(frozen=True)
+class Documents:
+    """Keys of `lengths`, one document after the other: a query sees the keys of its own document alone.
+
+    q_lengths: how many queries each document has, where that is another number than its keys.
+    """
+
+    lengths: tuple[int, ...]
+    q_lengths: tuple[int, ...] = ()
+    kind: ClassVar[str] = "documents"
+    axes: ClassVar[str] = "QK"
+
+    def visible(self, sizes: Sizes, seed: int, alignment: Alignment) -> Tensor:
+        return values.same_document(self.q_lengths or self.lengths, self.lengths)[None, None]
+
+    def __str__(self) -> str:
+        asked = f"{list(self.q_lengths)}x" if self.q_lengths else ""
+        return f"documents{asked}{list(self.lengths)}".replace(" ", "")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Query i, at position p among the keys, sees p - left <= j <= p + right; None is no bound. Goes by a parameter.
+
+    p = i (top-left) or i + Sk - Sq (bottom-right), as the implementation declares.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    kind: ClassVar[str] = "window"
+    axes: ClassVar[str] = "QK"
+
+    def __str__(self) -> str:
+        return f"window({self.left},{self.right})".replace("None", "inf")
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """A slope for each head, or for each sample and head: -slope * |p - j| is added. Goes by a parameter."""
+
+    batched: bool = False
+    kind: ClassVar[str] = "alibi"
+    axes: ClassVar[str] = "HQK"
+
+    def __str__(self) -> str:
+        return f"alibi({'BH' if self.batched else 'H'})"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Sample b has `q_lengths[b]` queries and `kv_lengths[b]` keys, packed end to end. Goes by a parameter."""
+
+    q_lengths: tuple[int, ...]
+    kv_lengths: tuple[int, ...]
+    kind: ClassVar[str] = "lengths"
+    axes: ClassVar[str] = "BQK"
+
+    def __str__(self) -> str:
+        return f"packed{list(self.q_lengths)}x{list(self.kv_lengths)}".replace(" ", "")
+
+
+Part = Causal | KeyPadding | Visible | Bias | Documents | Window | Alibi | Lengths
+KINDS = (Causal, KeyPadding, Visible, Bias, Documents, Window, Alibi, Lengths)
+PARTS: dict[str, type] = {kind.kind: kind for kind in KINDS}
 
 Form = Literal["bool", "additive", "key-padding"]
 
@@ -107,7 +169,8 @@ class Delivery:
     form: a bool tensor, an additive one, or a key padding [B, Sk].
     shape: one character for each axis, a letter where the tensor has the full size and 1 where it broadcasts:
         "BHQK", "B11K", "HQK", "QK", ... Empty: the smallest 4-D shape that holds the mask.
-    flag: whether causality goes in by the implementation's flag (else inside the tensor).
+    flag: whether causality goes in by the implementation's flag (else inside the tensor). Windows and slopes always go
+        in by a parameter.
     hidden: what stands for a hidden key in an additive tensor: "-inf", "min" (the dtype's lowest) or a number.
     strided: the tensor is handed over expanded or transposed, not contiguous.
     dtype: the dtype of an additive tensor; empty: that of q.
@@ -125,17 +188,25 @@ class Delivery:
         return "-".join([w for w in words if w] + (["strided"] if self.strided else []))
 
 
+def by_parameter(part: Part, how: Delivery) -> bool:
+    """Whether a part goes in by a parameter of its own, and not inside the mask tensor."""
+    return isinstance(part, (Window, Alibi, Lengths)) or (isinstance(part, Causal) and how.flag)
+
+
 def combined(
     parts: tuple[Part, ...], sizes: Sizes, seed: int, alignment: Alignment
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The visible keys (bool) and the bias (float64) that the parts amount to, each broadcastable to [B, H, Sq, Sk]."""
+    """The visible keys (bool) and the bias (float64) that the parts amount to, each broadcastable to [B, H, Sq, Sk].
+
+    Windows and slopes are left out: they never stand in a tensor.
+    """
     visible: Tensor | None = None
     bias: Tensor | None = None
     for place, part in enumerate(parts):
         if isinstance(part, Bias):
             more = part.bias(sizes, seed + place)
             bias = more if bias is None else bias + more
-        else:
+        elif not isinstance(part, (Window, Alibi, Lengths)):
             seen = part.visible(sizes, seed + place, alignment)
             visible = seen if visible is None else visible & seen
     return visible, bias
@@ -155,7 +226,7 @@ def delivered(
     exact_in: a dtype in which the numbers shall be exact too (that of q, where the mask has another), so that casting
     the mask loses nothing.
     """
-    tensor_parts = tuple(p for p in parts if not (how.flag and isinstance(p, Causal)))
+    tensor_parts = tuple(p for p in parts if not by_parameter(p, how))
     if not tensor_parts:
         return None
     visible, bias = combined(tensor_parts, sizes, seed, alignment)
@@ -180,9 +251,10 @@ def delivered(
     return tensor.contiguous()
 
 
-def check(parts: tuple[Part, ...], how: Delivery, batch: int) -> None:
+def check(parts: tuple[Part, ...], how: Delivery, sizes: Sizes) -> None:
     """Raise ValueError where the parts cannot be delivered so."""
-    tensor_parts = [p for p in parts if not (how.flag and isinstance(p, Causal))]
+    tensor_parts = [p for p in parts if not by_parameter(p, how)]
+    batch, _, q_len, kv_len = sizes
     axes = {a for p in tensor_parts for a in p.axes}
     if how.form != "additive" and any(isinstance(p, Bias) for p in tensor_parts):
         raise ValueError(f"mask: a bias can only be delivered in the additive form, not as {how.form!r}")
@@ -196,3 +268,20 @@ def check(parts: tuple[Part, ...], how: Delivery, batch: int) -> None:
     for part in parts:
         if isinstance(part, KeyPadding) and len(part.lengths) != batch:
             raise ValueError(f"lengths: {part.lengths} has {len(part.lengths)} entries for a batch of {batch}")
+        if isinstance(part, Documents):
+            asked = part.q_lengths or part.lengths
+            if sum(part.lengths) != kv_len or sum(asked) != q_len or len(asked) != len(part.lengths):
+                raise ValueError(f"lengths: {part} does not add up to {q_len} queries and {kv_len} keys")
+        if isinstance(part, Window):
+            for name, bound in (("left", part.left), ("right", part.right)):
+                if bound is not None and bound < 0:
+                    raise ValueError(f"{name}: {bound} is negative; give 0 or more, or None for no bound")
+        if isinstance(part, Lengths):
+            for name, lengths, most in (("q_lengths", part.q_lengths, q_len), ("kv_lengths", part.kv_lengths, kv_len)):
+                if len(lengths) != batch or not all(0 <= n <= most for n in lengths):
+                    raise ValueError(f"{name}: {lengths} are not {batch} lengths of at most {most}")
+            if tensor_parts:
+                raise ValueError("mask: packed sequences take no mask tensor")
+    for kind in (Window, Alibi, Lengths):
+        if sum(isinstance(part, kind) for part in parts) > 1:
+            raise ValueError(f"mask: more than one {kind.kind}; a parameter takes one")

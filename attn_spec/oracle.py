@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attn_spec import blocks, tolerance
+from attn_spec import backward, blocks, tolerance
+from attn_spec.backward import Backward, Cotangents, Gradients
 from attn_spec.conventions import Meaning
+from attn_spec.gradient_bounds import gradient_bounds
 from attn_spec.problem import Arguments
 from attn_spec.tolerance import Bounds, Precision, Worst
 
@@ -48,6 +50,8 @@ def answer(
     Raises ValueError where a changed pipeline is to be run in blocks of rows: a fault may look at all rows at once.
     """
     exact = arguments.double()
+    if exact.lengths is not None:
+        return _packed(exact, meaning, precision)
     b, h, q_len, kv_len = exact.sizes
     step = max(1, chunk // max(1, b * h * kv_len))
     whole = step >= q_len
@@ -73,6 +77,19 @@ def answer(
     return joined
 
 
+def _packed(exact: Arguments, meaning: Meaning, precision: Precision) -> Answer:
+    """The answer for packed samples, each by itself; 0 and -inf beyond their end."""
+    b, h, q_len, _ = exact.sizes
+    output, bound = (exact.q.new_zeros(b, h, q_len, exact.v.shape[3]) for _ in range(2))
+    lse, lse_bound = exact.q.new_full((b, h, q_len), -torch.inf), exact.q.new_zeros(b, h, q_len)
+    for n in range(b):
+        one = answer(exact.sample(n), meaning, precision)
+        rows = slice(0, one.output.shape[2])
+        output[n, :, rows], bound[n, :, rows] = one.output[0], one.bounds.output[0]
+        lse[n, :, rows], lse_bound[n, :, rows] = one.lse[0], one.bounds.lse[0]
+    return Answer(output, lse, None, Bounds(output=bound, weights=bound.new_empty(0), lse=lse_bound))
+
+
 def _block(
     exact: Arguments,
     meaning: Meaning,
@@ -83,8 +100,39 @@ def _block(
 ) -> Answer:
     """The answer for some query rows, or for all of them."""
     t = blocks.run(exact, meaning, pipeline, rows)
-    lse = torch.logsumexp(t.logits, -1) if t.logits.shape[-1] else t.logits.new_full(t.logits.shape[:-1], -torch.inf)
-    bounds = tolerance.bounds(t.q, t.k, t.v, t.scale, t.bias, t.logits, t.weights, t.output, precision)
+    variants = t.softcap, t.slopes, t.sinks
+    bounds = tolerance.bounds(t.q, t.k, t.v, t.scale, t.bias, t.logits, t.weights, t.output, precision, *variants)
     if not weights:
         bounds = Bounds(bounds.output, bounds.output.new_empty(0), bounds.lse)
-    return Answer(t.output, lse, t.weights if weights else None, bounds)
+    return Answer(t.output, t.lse, t.weights if weights else None, bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Derivative:
+    """The gradients in float64, and the bound of each of their elements. empty: whether a row sees no key."""
+
+    gradients: Gradients
+    bounds: Gradients
+    empty: bool = False
+
+    def compare(self, name: str, got: Tensor) -> Worst:
+        """Where one of the gradients ("q", "k", "v", "bias", "sinks") is furthest beyond its bound."""
+        return tolerance.worst(got, getattr(self.gradients, name), getattr(self.bounds, name))
+
+
+@torch.no_grad()
+def derivative(
+    arguments: Arguments,
+    meaning: Meaning,
+    precision: Precision,
+    cotangents: Cotangents,
+    *,
+    changed: Backward = backward.RIGHT,
+) -> Derivative:
+    """The right gradients for the cotangents, and how far an implementation of this precision may be from them.
+
+    All rows at once: for problems of a size at which a weight for each query and key can be kept.
+    """
+    steps = backward.run(arguments.double(), meaning, cotangents.to(torch.float64), changed)
+    empty = bool((steps.forward.logits == -torch.inf).all(-1).any())
+    return Derivative(steps.gradients, gradient_bounds(arguments, meaning, steps, precision), empty)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_spec import masks, values
-from attn_spec.masks import Alignment, Causal, Delivery, Form, Part
+from attn_spec.masks import Alibi, Alignment, Causal, Delivery, Form, Lengths, Part, Window
 from attn_spec.values import Sizes
 
 DTYPES = {
@@ -30,6 +30,11 @@ class Arguments:
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]; mask: None, bool (True = may be seen) or additive, of a
     shape that broadcasts to [B, H, Sq, Sk], or a key padding [B, Sk] (True = a real key); scale None: the default.
+    window (left, right): how many keys before and after its own position a query sees, None for no bound.
+    softcap: logits become softcap * tanh(logits / softcap).  alibi: slopes [H] or [B, H], float32.  sinks: a further
+    logit for each head [H], in the denominator alone.  lengths: queries and keys of each sample, where these are packed
+    end to end; what stands beyond them is not handed over, and the output there is 0.  returns: "weights" or "lse",
+    asked for beside the output.
     """
 
     q: Tensor
@@ -39,22 +44,38 @@ class Arguments:
     form: Form | None = None
     causal: bool = False
     scale: float | None = None
-    returns: str = ""  # "weights" or "lse": asked for beside the output
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    returns: str = ""
 
     def replace(self, **changes: Any) -> Arguments:
         return dataclasses.replace(self, **changes)
 
     def to(self, device: str) -> Arguments:
         """The same arguments on another device."""
-        q, k, v = (x.to(device) for x in (self.q, self.k, self.v))
-        return self.replace(q=q, k=k, v=v, mask=None if self.mask is None else self.mask.to(device))
+        given = {name: getattr(self, name) for name in TENSORS}
+        return self.replace(**{name: x.to(device) for name, x in given.items() if x is not None})
 
     def double(self) -> Arguments:
         """The same numbers in float64, a bool mask as it is."""
-        mask = self.mask
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.double()
-        return self.replace(q=self.q.double(), k=self.k.double(), v=self.v.double(), mask=mask)
+        return self.cast(torch.float64)
+
+    def cast(self, dtype: torch.dtype) -> Arguments:
+        """The same arguments in another dtype, a bool mask as it is."""
+        given = {name: getattr(self, name) for name in TENSORS}
+        floating = {name: x for name, x in given.items() if x is not None and x.dtype != torch.bool}
+        return self.replace(**{name: x.to(dtype) for name, x in floating.items()})
+
+    def sample(self, n: int) -> Arguments:
+        """One of the packed samples, by itself."""
+        assert self.lengths is not None
+        q_len, kv_len = self.lengths[0][n], self.lengths[1][n]
+        q, k, v = self.q[n : n + 1, :, :q_len], self.k[n : n + 1, :, :kv_len], self.v[n : n + 1, :, :kv_len]
+        slopes = self.alibi[n : n + 1] if self.alibi is not None and self.alibi.dim() == 2 else self.alibi
+        return self.replace(q=q, k=k, v=v, alibi=slopes, lengths=None)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -66,12 +87,15 @@ class Arguments:
         return str(self.q.dtype).removeprefix("torch.")
 
 
+TENSORS = ("q", "k", "v", "mask", "alibi", "sinks")  # the fields of `Arguments` that are tensors
+
+
 @dataclass(frozen=True)
 class Problem:
     """One attention computation as data: sizes, dtype, mask and how it is delivered, scale, values, seed.
 
-    Sizes are counts of samples, query heads, key/value heads, queries, keys and channels. Raises ValueError, naming
-    the field, where they do not fit. Equal problems make equal tensors, on every machine.
+    Sizes are counts of samples, query heads, key/value heads, queries, keys and channels. sinks: each head has a sink.
+    Raises ValueError, naming the field, where they do not fit. Equal problems make equal tensors, on every machine.
     """
 
     batch: int = 2
@@ -85,6 +109,8 @@ class Problem:
     mask: tuple[Part, ...] = ()
     delivery: Delivery = field(default_factory=Delivery)
     scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
     values: str = "sharp"
     layout: str = "contiguous"
     device: str = "cpu"
@@ -105,7 +131,9 @@ class Problem:
             raise ValueError(f"values: {self.values!r} is not one of {', '.join(values.VALUES)}")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
-        masks.check(self.mask, self.delivery, self.batch)
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap: {self.softcap} is not positive; leave it out for none")
+        masks.check(self.mask, self.delivery, self.sizes)
 
     # what it is
 
@@ -114,13 +142,30 @@ class Problem:
         return next((part for part in self.mask if isinstance(part, Causal)), None)
 
     @property
+    def window(self) -> Window | None:
+        return next((part for part in self.mask if isinstance(part, Window)), None)
+
+    @property
+    def alibi(self) -> Alibi | None:
+        return next((part for part in self.mask if isinstance(part, Alibi)), None)
+
+    @property
+    def without_variants(self) -> bool:
+        """Whether it has none of the variants that a function of q, k, v, mask and scale knows nothing of."""
+        return not (self.window or self.alibi or self.softcap or self.sinks or self.lengths)
+
+    @property
+    def lengths(self) -> Lengths | None:
+        return next((part for part in self.mask if isinstance(part, Lengths)), None)
+
+    @property
     def causal_by_flag(self) -> bool:
         return self.causal is not None and self.delivery.flag
 
     @property
     def masked(self) -> bool:
         """Whether a mask tensor is handed over."""
-        return any(not (isinstance(p, Causal) and self.delivery.flag) for p in self.mask)
+        return any(not masks.by_parameter(p, self.delivery) for p in self.mask)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -160,6 +205,10 @@ class Problem:
             words.append("in-mask")
         if self.scale is not None:
             words.append(f"scale{self.scale:g}")
+        if self.softcap is not None:
+            words.append(f"softcap{self.softcap:g}")
+        if self.sinks:
+            words.append("sinks")
         for name, usual in (("values", "sharp"), ("layout", "contiguous"), ("device", "cpu")):
             if getattr(self, name) != usual:
                 words.append(str(getattr(self, name)))
@@ -232,7 +281,20 @@ class Problem:
         mask_dtype = DTYPES[self.delivery.dtype] if self.delivery.dtype else dtype
         mask = masks.delivered(self.mask, self.delivery, self.sizes, self.seed, alignment, mask_dtype, dtype)
         form = None if mask is None else self.delivery.form
-        return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
+        if self.without_variants:
+            return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
+        window, slopes, lengths = self.window, self.alibi, self.lengths
+        return Arguments(
+            *(q, k, v, mask, form, self.causal_by_flag, self.scale),
+            window=None if window is None else (window.left, window.right),
+            softcap=self.softcap,
+            alibi=None if slopes is None else values.random_slopes(self._slopes_shape(slopes), self.seed),
+            sinks=values.random_sinks(self.heads, self.seed).to(dtype) if self.sinks else None,
+            lengths=None if lengths is None else (lengths.q_lengths, lengths.kv_lengths),
+        )
+
+    def _slopes_shape(self, slopes: Alibi) -> tuple[int, ...]:
+        return (self.batch, self.heads) if slopes.batched else (self.heads,)
 
     @property
     def _drawn_sizes(self) -> Sizes:
@@ -242,7 +304,7 @@ class Problem:
         """A hash of the inputs' bytes, so that a replay can tell whether it got the same numbers."""
         digest = hashlib.sha256()
         arguments = self.arguments()
-        for tensor in (arguments.q, arguments.k, arguments.v, arguments.mask):
+        for tensor in (getattr(arguments, name) for name in TENSORS):
             if tensor is not None:
                 raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
                 digest.update(bytes(raw.tolist()))
@@ -316,7 +378,7 @@ def _part(data: dict[str, Any]) -> Part:
     kind = data.pop("kind", None)
     if kind not in masks.PARTS:
         raise ValueError(f"mask: kind {kind!r} is not one of {', '.join(masks.PARTS)}")
-    for name in ("lengths", "empty_rows"):
+    for name in ("lengths", "empty_rows", "q_lengths", "kv_lengths"):
         if name in data:
             data[name] = tuple(data[name])
     try:

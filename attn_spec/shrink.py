@@ -122,7 +122,7 @@ def _features(p: Problem) -> Iterator[Changes]:
         yield {"mask": (Causal(),), "delivery": Delivery()}
     for part in p.mask:
         yield {"mask": tuple(other for other in p.mask if other is not part)}
-    for name in ("dtype", "layout", "scale", "values", "seed"):
+    for name in ("dtype", "layout", "scale", "softcap", "sinks", "values", "seed"):
         yield {name: getattr(plain, name)}
     yield {"values": "mild"}
     yield {"delivery": Delivery()}

@@ -36,7 +36,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.capabilities import Capabilities, capabilities
-from attn_spec.masks import AXES, Alignment, Bias, Causal, Delivery, Form, KeyPadding, Part, Visible
+from attn_spec.masks import AXES, Alibi, Alignment, Bias, Causal, Delivery, Form, KeyPadding, Part, Visible, Window
 from attn_spec.problem import Problem
 
 __all__ = ["masks", "problems", "shapes"]
@@ -49,6 +49,8 @@ BATCHES = (2, 1, 3, 4, 5)
 KV_HEADS = (2, 1, 3, 4, 5)
 GROUPS = (1, 2, 3, 4)
 ZEROED = ("batch", "q_len", "kv_len")
+SOFTCAPS = (2.0, 1.0, 20.0, 50.0)
+WINDOWS = (None, 0, 1, 3, 8, 16, 64)  # how far it reaches on one side
 SCALES = (0.5, 0.1, 1.0, 0.02, 2.0)
 # "deep" is for an advisory, as honest finite fills fail on it
 VALUES = ("sharp", "mild", "large", "shared-key", "tiny", "huge", "flat")
@@ -226,6 +228,17 @@ def _paddings(draw: DrawFn, batch: int, kv_len: int, causal: bool, empties: bool
 
 
 @st.composite
+def _variants(draw: DrawFn, can: Capabilities) -> tuple[Part, ...]:
+    """A window and slopes, where they are taken; a window only where rows may be left with no visible key."""
+    found: list[Part] = []
+    if can.window and can.empty_rows and _once_in(draw, 3):
+        found.append(Window(_one_of(draw, WINDOWS), _one_of(draw, WINDOWS)))
+    if can.alibi and _once_in(draw, 3):
+        found.append(Alibi(draw(FLIP)))
+    return tuple(found)
+
+
+@st.composite
 def _problems(
     draw: DrawFn, can: Capabilities, cost: int, dtypes: tuple[str, ...], masked: bool, device: str
 ) -> Problem:
@@ -235,11 +248,18 @@ def _problems(
     wider = dtype in ("bfloat16", "float16") and how.form == "additive" and how.hidden == "-inf"
     if wider and can.mask_dtype and _once_in(draw, 4):
         how = replace(how, dtype="float32")
+    more: dict[str, object] = {}
+    if how.hidden == "-inf":  # what is taken from a dtype's lowest number may overflow in honest code
+        parts = (*parts, *draw(_variants(can)))
+    if can.softcap and _once_in(draw, 3):
+        more["softcap"] = _one_of(draw, SOFTCAPS)
+    if can.sinks and _once_in(draw, 3):
+        more["sinks"] = True
     scale = _one_of(draw, SCALES) if can.scale and _once_in(draw, 3) else None
     if scale is not None and can.scale_edges and _once_in(draw, 8):
         scale = _one_of(draw, (0.0, -0.5))
     return Problem(
-        **sizes,
+        **sizes,  # type: ignore[arg-type]
         dtype=dtype,
         mask=parts,
         delivery=how,
@@ -248,4 +268,5 @@ def _problems(
         layout=_one_of(draw, ("contiguous", "transposed", "sliced")) if can.strided else "contiguous",
         device=device,
         seed=draw(_up_to(3)),
+        **more,  # type: ignore[arg-type]
     )

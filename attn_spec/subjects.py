@@ -18,7 +18,17 @@ from attn_spec.engine import AXES, KnownFailure, Subject
 from attn_spec.invariants import load as load_laws
 from attn_spec.law import LAWS
 
-REQUIRABLE = ("mask", "causal", "scale", "bias", "key padding")  # parameters by what they are for
+REQUIRABLE = (
+    "mask",
+    "causal",
+    "scale",
+    "bias",
+    "key padding",
+    "window",
+    "softcap",
+    "alibi",
+    "sinks",
+)  # parameters by what they are for
 
 
 @dataclass(eq=False)

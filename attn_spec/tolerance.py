@@ -18,12 +18,19 @@ Where the scores are rounded to a half type, so may be
 the scaled q or k: u_score then also multiplies |scale| (q_i^2 . k_j^2)^(1/2), the size of such roundings when they are
 independent.
 
+With a softcap c and t = tanh(s / c), the error of what goes in is multiplied by the derivative 1 - t^2, and that of the
+function, 4 u_acc |c t|, is added; 2^-11 stands for u_acc there in half types, the error of the tanh that GPUs have.
+What slopes add counts as a bias, of which each term is rounded to float32 (slopes come in it) and to the scores' type.
+A sink is one more logit: its own
+error weighs as its share does. For the log-sum-exp, sum_k p_ik d_ik + gamma(Sk) + 4 u_acc (|lse| + ln Sk + 1).
+
 gamma(n) = u_acc min(n, 2 sqrt(n) + 2): rounding errors of a sum are taken as independent with mean zero (Higham and
 Mary, 2019), with room for two standard deviations and two more operations.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -96,23 +103,16 @@ def bounds(
     weights: Tensor,
     output: Tensor,
     precision: Precision,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Bounds:
     """The bound of every element of one (block of an) answer; all tensors float64, heads already shared out."""
     u, u_acc = roundoff(precision.output), precision.gamma_unit
-    u_score, u_weight = roundoff(precision.scores), roundoff(precision.weights)
     tiny = half_subnormal(precision.output)
     sum_growth = gamma(k.shape[2], u_acc)
     shown = logits > -torch.inf
-    size = abs(scale) * (q.abs() @ k.abs().mT)
-    d = gamma(q.shape[-1], u_acc) * size + 2 * u_acc * abs(scale) * (q @ k.mT).abs()
-    if bias is not None:
-        d = d + 2 * u_acc * torch.where(shown, bias, 0.0).abs()
-    d = d + u_score * torch.where(shown, logits, 0.0).abs()
-    if u_score > u_acc:
-        d = d + u_score * abs(scale) * (q.square() @ k.square().mT).sqrt()
-    d = torch.where(shown, d, 0.0)
-    mean_d = (weights * d).sum(-1, keepdim=True)
-    spread = (d + mean_d + sum_growth + u_weight).clamp(max=60.0)
+    mean_d, spread = weight_errors(q, k, scale, bias, logits, weights, precision, softcap, slopes, sinks)
     d_weights = weights * torch.expm1(spread)
     plain = weights @ v.abs()
     largest = torch.where(shown, v.abs().amax(-1)[..., None, :], 0.0)
@@ -120,8 +120,63 @@ def bounds(
     d_output = d_weights @ v.abs() + sum_growth * (plain + largest) + u * output.abs()
     stores = 2 + 2 * k.shape[2] ** 0.5 if precision.scores == precision.output else 2
     d_output = d_output + stores * tiny + half_subnormal(precision.weights) * v.abs().sum(-2, keepdim=True)
-    d_lse = mean_d[..., 0] + sum_growth + 2 * u_acc
+    lse = torch.logsumexp(logits, -1) if k.shape[2] else logits.new_zeros(logits.shape[:-1])
+    lse = torch.where(lse.isfinite(), lse, 0.0).abs()
+    if sinks is not None:
+        lse = torch.maximum(lse, sinks.abs()[:, None])
+    d_lse = mean_d[..., 0] + sum_growth + 4 * u_acc * (lse + math.log(k.shape[2] + 1) + 1)
     return Bounds(d_output, d_weights + u * weights + sum_growth + half_subnormal(precision.weights), d_lse)
+
+
+def weight_errors(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    logits: Tensor,
+    weights: Tensor,
+    precision: Precision,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What the logits' errors make of the log-sum-exp [B, H, Sq, 1]; and x, where a weight is off by exp(x) - 1."""
+    u_acc, u_score = precision.gamma_unit, roundoff(precision.scores)
+    shown = logits > -torch.inf
+    d = logit_errors(q, k, scale, precision, softcap)
+    if bias is not None:
+        d = d + 2 * u_acc * torch.where(shown, bias, 0.0).abs()
+    if slopes is not None:
+        d = d + (4 * max(u_acc, roundoff("float32")) + u_score) * slopes.abs()
+    d = d + u_score * torch.where(shown, logits, 0.0).abs()
+    d = torch.where(shown, d, 0.0)
+    mean_d = (weights * d).sum(-1, keepdim=True)
+    if sinks is not None:  # its share of the row, times its own error
+        left = (1 - weights.sum(-1, keepdim=True)).clamp(min=0.0)
+        mean_d = mean_d + left * (2 * u_acc + u_score) * sinks.abs()[:, None, None]
+    return mean_d, (d + mean_d + gamma(k.shape[2], u_acc) + roundoff(precision.weights)).clamp(max=60.0)
+
+
+def logit_errors(q: Tensor, k: Tensor, scale: float, precision: Precision, softcap: float | None = None) -> Tensor:
+    """The error of each scaled, capped product before anything is added [B, H, Sq, Sk]."""
+    u_acc, u_score = precision.gamma_unit, roundoff(precision.scores)
+    products = q @ k.mT
+    d = gamma(q.shape[-1], u_acc) * abs(scale) * (q.abs() @ k.abs().mT) + 2 * u_acc * abs(scale) * products.abs()
+    if u_score > u_acc:
+        d = d + u_score * abs(scale) * (q.square() @ k.square().mT).sqrt()
+    if softcap is None:
+        return d
+    d = d + (u_score + 2 * u_acc) * abs(scale) * products.abs()  # the quotient by the cap is one more rounding
+    t = torch.tanh(scale / softcap * products)
+    slope = (1 - t.square() + 2 * d / softcap).clamp(max=1.0)  # the derivative, at most, within that error
+    return slope * d + tanh_error(precision) * softcap * t.abs()
+
+
+def tanh_error(precision: Precision) -> float:
+    """The relative error of a hyperbolic tangent."""
+    u_acc, u_score = precision.gamma_unit, roundoff(precision.scores)
+    half = roundoff(precision.output) > roundoff("float32")
+    return max(4 * u_acc, 2 * u_score if u_score > u_acc else 0.0, 2.0**-11 if half else 0.0)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,25 @@ def random_bias(shape: tuple[int, ...], seed: int, spread: float = 2.0) -> Tenso
     return spread * torch.randn(shape, generator=g, dtype=torch.float64)
 
 
+def random_slopes(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Random ALiBi slopes [H] or [B, H] from 1/8 to 1, float32, the dtype that kernels take them in."""
+    g = torch.Generator().manual_seed(seed + 15485863)
+    return (2.0 ** (-3 * torch.rand(shape, generator=g, dtype=torch.float64))).float()
+
+
+def random_sinks(heads: int, seed: int) -> Tensor:
+    """A random sink logit for each head [H], float64, some of them above the logits of most rows."""
+    g = torch.Generator().manual_seed(seed + 32452843)
+    return 2.0 + 3.0 * torch.randn(heads, generator=g, dtype=torch.float64)
+
+
+def same_document(q_lengths: tuple[int, ...], kv_lengths: tuple[int, ...]) -> Tensor:
+    """Whether a query and a key stand in the same document [Sq, Sk], documents being laid end to end."""
+    n = torch.arange(len(q_lengths))
+    of_query, of_key = (n.repeat_interleave(torch.tensor(x)) for x in (q_lengths, kv_lengths))
+    return of_query[:, None] == of_key
+
+
 def padded_keys(lengths: tuple[int, ...], kv_len: int, left: bool = False) -> Tensor:
     """Key padding [B, Sk], True = a real key: the first (or, padded on the left, the last) `lengths[b]` keys."""
     j, n = torch.arange(kv_len), torch.tensor(lengths)[:, None]

@@ -43,7 +43,8 @@ def main() -> None:
     three = selection.array(3, draws=12_000, starts=2)
     said(f"array of threes: {len(three)} problems")
     candidates = list(dict.fromkeys(problem for problems in (*arrays, three) for problem in problems))
-    lines = matrix(CATALOGUE.values(), candidates, lambda done: None if done % 50 else said(f"{done} faults"))
+    of_plain_calls = [fault for fault in CATALOGUE.values() if fault.theme not in ("variants", "gradients")]
+    lines = matrix(of_plain_calls, candidates, lambda done: None if done % 50 else said(f"{done} faults"))
     seen = [line for line in lines if line.catchers(1.0)]
     weak = {line.fault.id: line.enough for line in seen if line.enough < CLEAR}
     chosen = selection.choose(seen, candidates, arrays)

@@ -21,8 +21,10 @@ import mutants_more
 
 from attn_spec.adapters.adapt import adapt
 from attn_spec.engine import CheckResult, Subject
+from attn_spec.invariants.gradients import empty_row_gradients
 from attn_spec.plugin import problems_left
 from attn_spec.suites import all_tests
+from attn_spec.suites import test_gradients as gradient_suite
 
 HONEST = {**honest.HONEST, **honest.HONEST_SMALL, **honest_more.HONEST}
 MUTANTS = {**mutants.MUTANTS, **mutants_more.MUTANTS}
@@ -43,12 +45,24 @@ NOT_RED = {
     "fa_half_product": "products beyond the range of float16 are advisory (red when strict)",
 }
 
+# right forwards, and none of them guards the way back: 0/0 in a row with no visible key is NaN in every dK
+NAN_BACKWARDS = (
+    "sdp_keys_by_length",
+    "sdp_double_softmax",
+    "sdp_softmax_dtype",
+    "sdp_mapped_heads",
+    "sdp_scale_in_keys",
+    "sdp_keys_down",
+)
 
-def first_red(function: Callable[..., Any], name: str) -> CheckResult | None:
-    """The first check of `quick` that is red; those that are quick to tell come first."""
+
+def first_red(function: Callable[..., Any], name: str, *, but: tuple[str, ...] = ()) -> CheckResult | None:
+    """The first check of `quick` that is red, those of `but` left out; those that are quick to tell come first."""
     subject = Subject(adapt(function, name=name))
     tests = sorted(all_tests(), key=lambda found: found[0] not in ("test_combinations", "test_masking"))
     for _, test_name, test in tests:
+        if test.law.code in but:
+            continue
         for problem in problems_left(test, profile="quick"):
             result = test.judge(subject, problem, test_name)
             if result.red:
@@ -66,8 +80,18 @@ def test_a_wrong_function_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(HONEST))
 def test_a_right_function_is_left_alone(name: str) -> None:
-    result = first_red(HONEST[name], name)
+    result = first_red(HONEST[name], name, but=("ATN908",) if name in NAN_BACKWARDS else ())
     assert result is None, f"{result.code} on {result.problem}: {result.message}"
+
+
+@pytest.mark.parametrize("name", NAN_BACKWARDS)
+def test_nan_on_the_way_back_is_told(name: str) -> None:
+    subject = Subject(adapt(HONEST[name], name=name))
+    results = [
+        subject.judge(empty_row_gradients, problem)
+        for problem in gradient_suite.test_empty_row_gradients.problems("quick")
+    ]
+    assert any(r.outcome == "failed" and "not finite" in r.message for r in results)
 
 
 def test_the_exceptions_are_known_by_name() -> None:

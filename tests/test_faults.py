@@ -131,7 +131,10 @@ def test_diff_reads_as_the_change() -> None:
     assert "- whole = max(s.shape[-1] // 64, 1) * 64" in named("tail-keys-dropped-64").diff
 
 
-@pytest.mark.parametrize("fault", CATALOGUE.values(), ids=lambda f: f.id)
+OF_PLAIN_CALLS = [f for f in CATALOGUE.values() if f.theme not in ("variants", "gradients")]  # tests/test_variants.py
+
+
+@pytest.mark.parametrize("fault", OF_PLAIN_CALLS, ids=lambda f: f.id)
 def test_fault_is_seen_and_found(fault: Fault) -> None:
     meaning = seen_under(fault)
     if fault.equivalent:

@@ -35,7 +35,12 @@ def test_nothing_kills_what_is_right(fault: Fault | None, meaning: Meaning) -> N
     subject = Subject(planted(fault, meaning))
     for law, problem, name in kills.checks("quick", ""):
         subject.judge(law, problem, name)
-    assert not [f"{result.code} on {result.problem}: {result.message}" for result in subject.results if result.red]
+    red = [result for result in subject.results if result.red]
+    if fault is not None and fault.id in ("logits-plus-one", "bias-off-by-row-constant"):
+        beside = [r for r in red if r.problem.sinks or r.code in ("ATN741", "ATN742", "ATN743", "ATN744")]
+        assert beside  # what cancels in the softmax shows beside a sink, and in the log-sum-exp
+        red = [result for result in red if result not in beside]
+    assert not [f"{result.code} on {result.problem}: {result.message}" for result in red]
 
 
 def test_fuzzed_checks_do_not_count() -> None:

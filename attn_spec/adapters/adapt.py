@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_spec.adapters import hf_interface, measure
+from attn_spec.adapters import hf_interface, measure, packed
+from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
 from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, expectations, settle_masks, settle_weights
@@ -55,6 +56,9 @@ def adapt(
     fixed = dict(declared.get("fixed") or {})
     if isinstance(module, ModuleFunction):
         return _adapted_module(target, module, name, target_name, import_line, declared, device)
+    if packed.is_packed(target):
+        import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"
+        target = packed.unpacked(target)
     signature = read(_without(target, fixed), name, declared.get("parameters"))
     conventions, expected = _from_names(signature, name, declared)
     adapter = FunctionAdapter(target, signature, conventions, fixed)
@@ -148,7 +152,14 @@ def _from_names(
             found[field_] = Finding(str(declared[field_]), "declared", "attn.yaml")
     if "layout" in found and "layout_out" not in found:
         found["layout_out"] = Finding(found["layout"].value, "assumed", "as the input")
-    return Conventions(**found), set(found)
+    expected = set(found)
+    named, causal = found.get("window_alignment"), found.get("alignment")
+    if causal is not None and (named is None or (named.how != "declared" and named.value != causal.value)):
+        found["window_alignment"] = Finding(causal.value, "assumed", "as the causal mask")
+        expected = expected - {"window_alignment"} if named is not None else expected | {"window_alignment"}
+    if "lse_base" not in found and (signature.has("lse") or signature.has("probs")):
+        found["lse_base"] = Finding("e", "assumed", "the natural logarithm")  # where it is another, that is taken
+    return Conventions(**found), expected
 
 
 def _measure(
@@ -229,10 +240,7 @@ def _measure(
             "rows with no visible key give NaN, taken as meant; `empty_rows: zero` makes it red"
         )
     settle("grouping", measure.grouping(implementation), "V constant in each kv head, 4 query heads on 2", accept=False)
-    if signature.has("lse"):
-        settle(
-            "lse_base", measure.lse_base(implementation), "the returned log-sum-exp beside the exact one", accept=True
-        )
+    _measure_variants(implementation, settle, signature)
     _measure_precision(implementation, declared.get("precision") or {})
 
 
@@ -255,6 +263,28 @@ def _measure_causal(implementation: Implementation, settle: Callable[..., None],
             implementation.notes.append(f"alignment taken from measurement; `alignment: {value}` in attn.yaml holds it")
 
 
+def _measure_variants(implementation: Implementation, settle: Callable[..., None], signature: Signature) -> None:
+    if signature.has("window"):
+        settle("window", variants.window(implementation), "the keys seen under (2, 1), or under 3", accept=True)
+    if signature.has("alibi"):
+        settle("alibi", variants.alibi(implementation), "the output without causality", accept=True)
+    if signature.has("window") or signature.has("alibi"):
+        aligned = variants.window_alignment(implementation)
+        settle("window_alignment", aligned, "the output with Sq = 3, Sk = 6", accept=True)
+    if signature.has("softcap"):
+        settle("softcap_order", variants.softcap_order(implementation), "the output under softcap 2", accept=True)
+    if signature.has("lse") or signature.has("probs"):
+        settle("lse_base", variants.lse_base(implementation), "the log-sum-exp beside the exact one", accept=True)
+        settle("lse_empty", variants.lse_empty(implementation), "that of a row with no visible key", accept=True)
+        if signature.has("sinks"):
+            settle(
+                "lse_sinks",
+                variants.lse_sinks(implementation),
+                "with a sink, beside the exact one",
+                accept=True,
+            )
+
+
 def _measure_precision(implementation: Implementation, declared: Mapping[str, str]) -> None:
     for dtype in PROBED_DTYPES:
         found, evidence = measure.precision(implementation, dtype)
@@ -271,7 +301,7 @@ def _measure_precision(implementation: Implementation, declared: Mapping[str, st
 
 def _notes(signature: Signature) -> list[str]:
     notes = []
-    unjudged = [signature.roles[r] for r in ("window", "softcap", "alibi", "sinks", "dropout") if signature.has(r)]
+    unjudged = [signature.roles[r] for r in ("dropout",) if signature.has(r)]
     if unjudged:
         notes.append(f"left at their defaults, not judged by this version: {', '.join(unjudged)}")
     if signature.not_understood:

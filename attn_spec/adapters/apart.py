@@ -14,7 +14,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,26 @@ def tensors_of(args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
+def flat(returned: Any) -> list[Tensor]:
+    """The tensors of what a function returned, in order."""
+    if isinstance(returned, Tensor):
+        return [returned]
+    if isinstance(returned, Mapping):
+        returned = returned.values()
+    return [x for x in returned if isinstance(x, Tensor)] if isinstance(returned, Iterable) else []
+
+
+def _refilled(returned: Any, tensors: Iterator[Tensor]) -> Any:
+    """What a function returned, with other tensors in place of its own."""
+    if isinstance(returned, Tensor):
+        return next(tensors)
+    if isinstance(returned, Mapping):
+        return {key: next(tensors) if isinstance(x, Tensor) else x for key, x in returned.items()}
+    if isinstance(returned, (list, tuple)):
+        return [next(tensors) if isinstance(x, Tensor) else x for x in returned]
+    return returned
+
+
 # this side -----------------------------------------------------------------------------------------------------------
 
 
@@ -118,27 +138,53 @@ class Apart:
         return reply
 
     def _with_gradient(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """The call, with a backward pass that asks the other process for its gradients."""
-        apart = self
+        """The call, with a backward pass that asks the other process for its gradients, once and twice."""
+        apart, returned = self, []
         leaves = [x for x in tensors if x.requires_grad]
+
+        class Twice(torch.autograd.Function):
+            """The gradients, as a function of the cotangents and of what was given."""
+
+            @staticmethod
+            def forward(ctx: Any, call: int, number: int, *given: Any) -> Any:
+                ctx.call, ctx.number, cotangents = call, number, given[:number]
+                ctx.save_for_backward(*(x for x in cotangents if x is not None))
+                ctx.known = [x is not None for x in cotangents]
+                return tuple(
+                    unpacked(apart._ask({"backward": call, "cotangents": packed(list(cotangents))})["returned"])
+                )
+
+            @staticmethod
+            def backward(ctx: Any, *directions: Any) -> Any:
+                saved = iter(ctx.saved_tensors)
+                cotangents = [next(saved) if known else None for known in ctx.known]
+                question = {
+                    "backward": ctx.call,
+                    "cotangents": packed(cotangents),
+                    "directions": packed(list(directions)),
+                }
+                return (None, None, *unpacked(apart._ask(question)["returned"]))
 
         class Through(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Tensor) -> Any:
+                ctx.set_materialize_grads(False)
                 reply = apart._called(args, kwargs, tensors, True)
-                found = unpacked(reply["returned"])
-                out = found if isinstance(found, Tensor) else next(x for x in found if isinstance(x, Tensor))
+                returned.append(unpacked(reply["returned"]))
+                out = flat(returned[0])
                 ctx.call = reply["number"]
-                if not reply["differentiable"]:
-                    ctx.mark_non_differentiable(out)
-                return out
+                ctx.save_for_backward(*given)
+                ctx.mark_non_differentiable(
+                    *(x for x, can in zip(out, reply["differentiable"], strict=True) if not can)
+                )
+                return tuple(out)
 
             @staticmethod
             def backward(ctx: Any, *cotangents: Any) -> Any:
-                grads = unpacked(apart._ask({"backward": ctx.call, "cotangent": packed(cotangents[0])})["returned"])
-                return tuple(grads)
+                return Twice.apply(ctx.call, len(cotangents), *cotangents, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
 
-        return Through.apply(*leaves)  # type: ignore[no-untyped-call]
+        found = Through.apply(*leaves)  # type: ignore[no-untyped-call]
+        return _refilled(returned[0], iter(found))
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
@@ -270,16 +316,16 @@ class Serving:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.calls: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self.calls: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self.number = 0
         self.earlier: tuple[Tensor, Tensor] | None = None
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         if "backward" in question:
-            output, leaves = self.calls[question["backward"]]
-            cotangent = question["cotangent"].tensor()
-            grads = torch.autograd.grad(output, leaves, cotangent, retain_graph=True, materialize_grads=True)
-            return {"returned": packed(list(grads))}
+            outputs, leaves = self.calls[question["backward"]]
+            given = unpacked(question["cotangents"])
+            pairs = [(x, g) for x, g in zip(outputs, given, strict=True) if g is not None and x.requires_grad]
+            return {"returned": packed(_gradients(pairs, leaves, given, unpacked(question.get("directions"))))}
         args, kwargs = question["call"]
         return self.call(args, kwargs, question["grad"])
 
@@ -302,18 +348,16 @@ class Serving:
             torch.set_grad_enabled(usual)
         if self.earlier is not None and not torch.equal(self.earlier[0].nan_to_num(), self.earlier[1].nan_to_num()):
             disturbed["the output of an earlier call"] = "overwritten"
-        found = [returned] if isinstance(returned, Tensor) else []
-        if isinstance(returned, (tuple, list)):
-            found = [x for x in returned if isinstance(x, Tensor)]
+        found = flat(returned)
         output = found[0] if found else None
         self.earlier = None if output is None else (output.detach(), output.detach().clone())
         storages = {x.untyped_storage().data_ptr() for x in tensors if x.numel()}
         if output is not None and output.numel() and output.untyped_storage().data_ptr() in storages:
             disturbed["the output"] = "shares memory with an input"
-        differentiable = output is not None and output.requires_grad
-        if output is not None and differentiable:
+        differentiable = [x.requires_grad for x in found]
+        if any(differentiable):
             self.number += 1
-            self.calls = {self.number: (output, [x for x in tensors if x.requires_grad])}
+            self.calls = {self.number: (found, [x for x in tensors if x.requires_grad])}
         changed = {n: Packed(x) for n, x in enumerate(tensors) if x._version != versions[n]}
         return {
             "returned": packed(_sendable(returned)),
@@ -322,6 +366,31 @@ class Serving:
             "differentiable": differentiable,
             "number": self.number,
         }
+
+
+def _gradients(
+    pairs: list[tuple[Tensor, Tensor]], leaves: list[Tensor], given: list[Tensor | None], directions: Any
+) -> list[Tensor | None]:
+    """The gradients of outputs with their cotangents; with directions, those of the gradients in turn.
+
+    In turn: for each of the given cotangents (None where there was none), then for each of the leaves.
+    """
+    outputs, cotangents = [x for x, _ in pairs], [g for _, g in pairs]
+    if directions is None:
+        grads = torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, materialize_grads=True)
+        return list(grads)
+    cotangents = [g.requires_grad_() for g in cotangents]
+    grads = torch.autograd.grad(outputs, leaves, cotangents, create_graph=True, materialize_grads=True)
+    again = [(g, d) for g, d in zip(grads, directions, strict=True) if d is not None and g.requires_grad]
+    if not again:
+        raise RuntimeError("the gradients carry no gradient of their own")
+    sources = [*cotangents, *leaves]
+    second = torch.autograd.grad(
+        [g for g, _ in again], sources, [d for _, d in again], retain_graph=True, materialize_grads=True
+    )
+    known = iter(second[: len(cotangents)])
+    used = {id(g) for g in cotangents}
+    return [next(known) if g is not None and id(g) in used else None for g in given] + list(second[len(cotangents) :])
 
 
 def _sendable(returned: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,10 +130,30 @@ class FunctionAdapter:
         if "gqa" in roles and arguments.q.shape[1] != arguments.k.shape[1]:
             values[roles["gqa"]] = True
         if arguments.returns:
-            if arguments.returns not in roles:
+            role = arguments.returns if arguments.returns in roles else "probs"
+            if role not in roles:
                 raise Unsupported(f"no parameter that returns the {arguments.returns}")
-            values[roles[arguments.returns]] = True
+            values[roles[role]] = True
+        for role in ("window", "softcap", "alibi", "sinks", "lengths"):
+            asked = getattr(arguments, role)
+            if asked is not None and role not in roles:
+                raise Unsupported("no packed sequences" if role == "lengths" else f"no {role} parameter")
+            if asked is not None:
+                values[roles[role]] = self._window(arguments) if role == "window" else asked
         return values
+
+    def _window(self, arguments: Arguments) -> Any:
+        """A window as the implementation takes it. Raises Unsupported where it can't be said so."""
+        assert arguments.window is not None
+        (left, right), kind = arguments.window, self.conventions.window.value
+        if kind == "pair":
+            usual = self.signature.default("window")
+            none = usual[0] if isinstance(usual, (tuple, list)) and usual else -1
+            return tuple(none if n is None else n for n in (left, right))
+        one_sided = right is None or arguments.causal or self.conventions.causal.value == "always"
+        if left is None or (right != left if kind == "count-both" and not arguments.causal else not one_sided):
+            raise Unsupported(f"the window ({left}, {right}) can't be said by one number")
+        return left if kind == "left" else left + 1
 
     def _result(self, returned: Any, arguments: Arguments) -> Result:
         tensors = [returned] if isinstance(returned, Tensor) else flat(returned)
@@ -148,7 +169,12 @@ class FunctionAdapter:
         weights = next((t for t in rest if t.shape == (b, h, q_len, kv_len)), None)
         lse = next((t for t in rest if t.shape == (b, h, q_len)), None)
         if lse is None and arguments.returns == "lse":
-            lse = next((t.mT for t in rest if t.shape == (b, q_len, h)), None)
+            other = {(b, q_len, h): lambda t: t.mT, (b * h, q_len): lambda t: t.reshape(b, h, q_len)}
+            lse = next((other[tuple(t.shape)](t) for t in rest if tuple(t.shape) in other), None)
+        if weights is None and arguments.returns == "weights" and "weights" not in self.signature.roles:
+            raise Unsupported("the parameter is flash-attn's, which returns weights for its own tests only")
+        if lse is not None and natural(self.conventions) != 1:
+            lse = lse * natural(self.conventions)
         return Result(output, weights if arguments.returns != "lse" else None, lse)
 
     def _head_by_head(self, arguments: Arguments) -> Result:
@@ -178,7 +204,7 @@ class FunctionAdapter:
         return Result(torch.stack(outputs).reshape(b, h, *outputs[0].shape))
 
     def source(self, arguments: Arguments) -> str:
-        """The call as a line of plain torch over impl, q, k, v and mask."""
+        """The call as a line of plain torch over impl, q, k, v, mask, alibi and sinks."""
         layout, layout_out = self.conventions.layout.value, self.conventions.layout_out.value
         moved = {"BHSD": "{}", "NSD": "{}.flatten(0, 1)", "SD": "{}[b, h]"}.get(layout)
         if moved is None:
@@ -195,6 +221,9 @@ class FunctionAdapter:
             elif layout == "SD":
                 text = f"({text}).expand(*q.shape[:2], -1, -1)[b, h]" if by_head else f"({text})[b]"
             values[name] = Code(text)
+        for role in ("alibi", "sinks"):
+            if getattr(arguments, role) is not None:
+                values[self.signature.roles[role]] = Code(role)
         args, kwargs = self.signature.call(values)
         call = f"impl({', '.join([repr(a) for a in args] + [f'{key}={value!r}' for key, value in kwargs.items()])})"
         if layout == "SD":
@@ -202,6 +231,11 @@ class FunctionAdapter:
         if layout_out == "NSD":
             return f"{call}.unflatten(0, q.shape[:2])"
         return call if layout_out == "BHSD" else f"{call}.permute{BACK[layout_out]}"
+
+
+def natural(conventions: Conventions) -> float:
+    """What a returned log-sum-exp is multiplied by to be a natural logarithm."""
+    return {"2": math.log(2), "10": math.log(10)}.get(conventions.lse_base.value, 1.0)
 
 
 class Code(str):
@@ -224,6 +258,7 @@ NEUTRAL: dict[str, Any] = {
     "gqa": False,
     "lse": False,
     "weights": False,
+    "probs": False,
     "ignored": False,
 }
 

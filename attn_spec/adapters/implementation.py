@@ -16,7 +16,7 @@ from torch import Tensor
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Conventions, Finding
 from attn_spec.law import Refused, Unsupported, Violation
-from attn_spec.problem import Arguments, Problem
+from attn_spec.problem import TENSORS, Arguments, Problem
 from attn_spec.tolerance import Precision, candidates
 
 
@@ -78,7 +78,7 @@ class Implementation:
         result = self.shielded(self.adapter, moved)
         if result.output.device.type != torch.device(self.device).type:
             raise Violation(f"the output is on {result.output.device}, the inputs on {self.device}", merge="device")
-        for name in ("q", "k", "v", "mask"):
+        for name in TENSORS:
             there, here = getattr(moved, name), getattr(arguments, name)
             if there is not None and there._version:
                 with torch.no_grad():

@@ -5,6 +5,7 @@ Each probe answers None where the implementation would not run it or the answer 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from attn_spec import masks, oracle
 from attn_spec.adapters.function import flat
 from attn_spec.adapters.implementation import Implementation, described
 from attn_spec.adapters.signature import Signature, TargetError
-from attn_spec.conventions import Meaning
+from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.problem import Arguments, Problem
 from attn_spec.tolerance import Precision, candidates
@@ -146,7 +147,7 @@ def _layout_out(layout: str | None, shape: tuple[int, ...], out: tuple[int, ...]
 # the probes that run on canonical arguments --------------------------------------------------------------------------
 
 
-def _weights(implementation: Implementation, arguments: Arguments) -> Tensor | None:
+def recovered_weights(implementation: Implementation, arguments: Arguments) -> Tensor | None:
     """The weights recovered by a one-hot V; None where the implementation would not run it."""
     try:
         out = implementation(one_hot(arguments)).output
@@ -173,7 +174,7 @@ def causality(implementation: Implementation, flag: bool) -> bool | None:
     """Whether the future is hidden, with or without the flag."""
     for problem in (BASE, TILED):
         arguments = implementation.fit(problem).arguments().replace(causal=flag)
-        w = _weights(implementation, arguments)
+        w = recovered_weights(implementation, arguments)
         if w is not None and not bool(w.isnan().any()):
             future = w.triu(1)[..., :-1, :]
             return bool((future.abs() < 1e-6).all())
@@ -183,7 +184,7 @@ def causality(implementation: Implementation, flag: bool) -> bool | None:
 def alignment(implementation: Implementation, causal: bool = True) -> str | None:
     """top-left or bottom-right, from which keys are seen with Sq = 3, Sk = 5."""
     for problem in (BASE.replace(q_len=3, kv_len=5), TILED.replace(kv_len=256)):
-        w = _weights(implementation, problem.arguments().replace(causal=causal))
+        w = recovered_weights(implementation, problem.arguments().replace(causal=causal))
         if w is None:
             continue
         seen = w.abs() > 1e-9
@@ -201,7 +202,7 @@ def polarity(implementation: Implementation, form: str) -> str | None:
     shown = implementation.fit(shown)
     arguments = shown.arguments()
     visible, _ = masks.combined(shown.mask, shown.sizes, shown.seed, "top-left")
-    w = _weights(implementation, arguments)
+    w = recovered_weights(implementation, arguments)
     if w is None or visible is None:
         return None
     seen, visible = w.abs() > 1e-9, visible.expand(w.shape)
@@ -219,7 +220,7 @@ def reads_additive_as_bool(implementation: Implementation) -> bool:
     shown = BASE.replace(mask=(part,), delivery=masks.Delivery("additive", shape="BHQK", hidden="-1e9"))
     shown = implementation.fit(shown)
     visible, _ = masks.combined(shown.mask, shown.sizes, shown.seed, "top-left")
-    w = _weights(implementation, shown.arguments())
+    w = recovered_weights(implementation, shown.arguments())
     if w is None or visible is None:
         return False
     visible = visible.expand(w.shape)
@@ -278,20 +279,15 @@ def read_heads(implementation: Implementation, arguments: Arguments) -> list[int
     return [int(n) for n in per_head[:, 0].round()]
 
 
-def lse_base(implementation: Implementation) -> str | None:
-    """The base of the log-sum-exp that is returned beside the output."""
-    arguments = implementation.fit(BASE).arguments().replace(returns="lse")
-    try:
-        lse = implementation(arguments).lse
-    except (Unsupported, Refused, Violation):
-        return None
-    if lse is None:
-        return "none"
-    right = oracle.answer(arguments, Meaning(), candidates("float32")[0]).lse
-    for base, factor in (("e", 1.0), ("2", 1.4426950408889634), ("10", 0.4342944819032518)):
-        if bool(((lse.double() - factor * right).abs() < 1e-3).all()):
-            return base
-    return None
+def assuming(implementation: Implementation, **fields: str) -> Implementation:
+    """The implementation under other conventions, which are passed on to its adapter."""
+    other = copy.copy(implementation)
+    changes = {name: Finding(value, "assumed", "to measure by") for name, value in fields.items()}
+    other.conventions = other.conventions.replace(**changes)
+    other.adapter = copy.copy(other.adapter)
+    if hasattr(other.adapter, "conventions"):
+        other.adapter.conventions = other.conventions
+    return other
 
 
 PRECISION_PROBES = tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_spec.masks import Bias, Causal, Delivery, Form, KeyPadding, Part, Visible
+from attn_spec.masks import Bias, Causal, Delivery, Form, KeyPadding, Part, Visible, by_parameter
 from attn_spec.problem import Problem
 
 Row = dict[str, str]  # a level for each factor
@@ -110,7 +110,7 @@ def _delivery(row: Row, parts: tuple[Part, ...]) -> Delivery:
 
 
 def _axes(parts: tuple[Part, ...], flag: bool) -> str:
-    given = [part for part in parts if not (flag and isinstance(part, Causal))]
+    given = [part for part in parts if not by_parameter(part, Delivery(flag=flag))]
     return "".join(axis if any(axis in part.axes for part in given) else "1" for axis in "BHQK")
 
 

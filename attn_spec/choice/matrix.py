@@ -17,7 +17,7 @@ from attn_spec.tolerance import candidates
 # a fault is planted under the conventions under which it is one: top-left alignment is none where it is declared
 MEANINGS = (
     Meaning(),
-    Meaning(alignment="bottom-right"),
+    Meaning(alignment="bottom-right", window_alignment="bottom-right"),
     Meaning(empty_rows="mean"),
     Meaning(empty_rows="nan"),
     Meaning(grouping="tiled"),
@@ -92,7 +92,7 @@ def matrix(
     """The margins of every fault that changes an output; `progress` is told how many lines are done."""
     bench, lines = Bench(problems), []
     for fault in faults:
-        if not fault.equivalent:
+        if not fault.equivalent and fault.shows == "output":
             lines.append(bench.best_margins(fault))
             progress(len(lines))
     return lines

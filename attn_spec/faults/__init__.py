@@ -7,6 +7,7 @@ be told apart on the problems at hand, the diagnosis names them in this order.
 # in this order, which is that of the catalogue
 from attn_spec.faults import shapes, weights, scaling, biases, causality  # noqa: I001
 from attn_spec.faults import masking, hiding, broadcasting, heads, blockwise
+from attn_spec.faults import windows, unheeded, slopes, sums, recomputing, gradients
 from attn_spec.faults.fault import FAULTS, Fault
 from attn_spec.faults.scope import named
 
@@ -19,11 +20,17 @@ __all__ = [
     "blockwise",
     "broadcasting",
     "causality",
+    "gradients",
     "heads",
     "hiding",
     "masking",
     "named",
+    "recomputing",
     "scaling",
     "shapes",
+    "slopes",
+    "sums",
+    "unheeded",
     "weights",
+    "windows",
 ]

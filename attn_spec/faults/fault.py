@@ -22,16 +22,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attn_spec.blocks import BLOCKS, RIGHT, Pipeline
+from attn_spec import backward
+from attn_spec.backward import Backward
+from attn_spec.blocks import BLOCKS as FORWARD
+from attn_spec.blocks import RIGHT, Pipeline
 
 if TYPE_CHECKING:
     from attn_spec.problem import Arguments
 
+BLOCKS = {**FORWARD, **backward.BLOCKS}
 Block = Callable[..., Any]
 F = TypeVar("F", bound=Block)
 
 FAULTS: dict[str, Fault] = {}
-THEMES = {"biases": "scaling", "hiding": "masking", "broadcasting": "masking", "blockwise": "numerics"}  # of a module
+THEMES = {  # of a module
+    "biases": "scaling",
+    "hiding": "masking",
+    "broadcasting": "masking",
+    "blockwise": "numerics",
+    **dict.fromkeys(("windows", "unheeded", "slopes", "sums"), "variants"),
+    "recomputing": "gradients",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +72,25 @@ class Fault:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        return Pipeline(**self.blocks)
+        return Pipeline(**{name: block for name, block in self.blocks.items() if name in FORWARD})
+
+    @cached_property
+    def backward(self) -> Backward:
+        return Backward(**{name: block for name, block in self.blocks.items() if name not in FORWARD})
+
+    @property
+    def shows(self) -> str:
+        """Where it shows first: in the "output", in the "lse" alone, or in the "gradients" alone."""
+        names = self.blocks.keys() & FORWARD.keys()
+        return "gradients" if not names else "lse" if names == {"log_sum"} else "output"
 
     def pipeline_for(self, arguments: Arguments) -> Pipeline:
         """The pipeline that a call runs: the right one outside the calls on which the fault shows."""
         return self.pipeline if self.where is None or self.where(arguments) else RIGHT
+
+    def backward_for(self, arguments: Arguments) -> Backward:
+        """The backward pass of a call."""
+        return self.backward if self.where is None or self.where(arguments) else backward.RIGHT
 
     @cached_property
     def diff(self) -> str:

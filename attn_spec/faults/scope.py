@@ -85,6 +85,10 @@ SIMPLE = (
     Scope("scaled", "when a scale is given", "scale is not None", lambda a: a.scale is not None),
     Scope("unscaled", "without a given scale", "scale is None", lambda a: a.scale is None),
     Scope("wide-v", "where d_v differs from d_k", "v.shape[3] != q.shape[3]", lambda a: a.v.shape[3] != a.q.shape[3]),
+    Scope("windowed", "when a window is given", "window is not None", lambda a: a.window is not None),
+    Scope("capped", "when a softcap is given", "softcap is not None", lambda a: a.softcap is not None),
+    Scope("sloped", "when slopes are given", "alibi_slopes is not None", lambda a: a.alibi is not None),
+    Scope("sunk", "when there are sinks", "sinks is not None", lambda a: a.sinks is not None),
     *(_many_keys(size) for size in (16, 32, 64, 128)),
     *(_many_queries(size) for size in (16, 32, 64, 128)),
 )

@@ -7,8 +7,8 @@ laws in `attn_spec.law.LAWS`.
 import importlib
 
 THEMES = (
-    *("shapes", "weights", "scaling", "causality", "masking", "heads", "numerics", "execution", "metamorphic"),
-    "modules",
+    *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
+    *("execution", "metamorphic", "modules"),
 )
 
 

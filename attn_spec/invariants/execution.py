@@ -141,7 +141,9 @@ def batch_of_one(implementation: Implementation, problem: Problem) -> None:
     for b in range(problem.batch):
         q, k, v = (x[b : b + 1] for x in (arguments.q, arguments.k, arguments.v))
         part = mask[b : b + 1] if mask is not None and by_sample else mask
-        got = output(implementation, arguments.replace(q=q, k=k, v=v, mask=part))
+        slopes = arguments.alibi
+        slopes = slopes[b : b + 1] if slopes is not None and slopes.dim() == 2 else slopes
+        got = output(implementation, arguments.replace(q=q, k=k, v=v, mask=part, alibi=slopes))
         worst = same(got, whole[b : b + 1], bound[b : b + 1])
         require_within(worst, "output", because=f"sample {b} alone gives another output than in the batch")
 

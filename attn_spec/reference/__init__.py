@@ -13,4 +13,5 @@ BUILTINS: dict[str, str] = {
     "sdpa-flash": "attn_spec.reference.fused.sdpa:sdpa_flash",
     "sdpa-math": "attn_spec.reference.fused.sdpa:sdpa_math",
     "tiled": "attn_spec.reference.fused.tiled:tiled",
+    "variants": "attn_spec.reference.scratch.variants:variants",
 }

@@ -37,6 +37,8 @@ APART = {
 }
 # laws of everything at once and of two answers that should agree, which say least about a cause
 BROAD = ("ATN106", "ATN206", "ATN212", "ATN213", "ATN520", "ATN521", "ATN803", "ATN807")
+# laws of what is returned beside the output, and of the gradients
+BESIDE = ("ATN741", "ATN742", "ATN743", *(f"ATN{n}" for n in range(901, 914)))
 # of the violations apart, the ones from which wrong numbers follow; they come before any diagnosis
 FIRST = ("process-died", "hangs", "sys.exit", "returns", "inputs-modified", "mask-modified", "global-state")
 
@@ -152,7 +154,12 @@ class Judgement:
 
             advised = any(is_advisory(result) for result in self.results)
             otherwise = self.problems_to_diagnose(advisories=True) if advised else []
-            self.diagnosis = diagnose(self.implementation, self.problems_to_diagnose(), otherwise=otherwise)
+            problems = self.problems_to_diagnose()
+            self.diagnosis = diagnose(self.implementation, problems, otherwise=otherwise)
+            if not self.diagnosis and any(result.code in BESIDE for result in self.with_outcome("failed")):
+                from attn_spec.faults.beside import diagnose_beside
+
+                self.diagnosis = diagnose_beside(self.implementation, problems)
             if self.implementation.is_module and not self.diagnosis:
                 from attn_spec.faults.module_diagnosis import diagnose_module
 
@@ -216,7 +223,8 @@ def _varied(problems: set[Problem]) -> list[Problem]:
     for p in sorted(problems, key=_size):
         grouped, length = p.heads != p.kv_heads, (p.q_len > 1) * (1 + (p.kv_len > p.q_len) - (p.kv_len < p.q_len))
         size = next(n for n, most in enumerate((16, 32, 64, 128, p.kv_len)) if p.kv_len <= most)
-        kind = (*(part.kind for part in p.mask), p.delivery, p.values, p.scale is None, grouped, length, size)
+        kind: tuple[object, ...] = (*(part.kind for part in p.mask), p.delivery, p.values, grouped, length, size)
+        kind = (*kind, p.scale is None, p.softcap is None, p.sinks)
         places[p], met[kind] = met[kind], met[kind] + 1
     return sorted(problems, key=lambda p: (places[p], _size(p)))
 

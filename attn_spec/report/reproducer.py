@@ -21,9 +21,13 @@ import torch
 
 from attn_spec import masks, oracle, values
 from attn_spec.adapters.implementation import GlobalState, Implementation, described
+from attn_spec.backward import NAMES
 from attn_spec.engine import CheckResult
+from attn_spec.invariants.differentiation import gradients
 from attn_spec.law import Refused, Violation
-from attn_spec.problem import Arguments, Problem
+from attn_spec.problem import TENSORS, Arguments, Problem
+from attn_spec.report import beside
+from attn_spec.report.formula import formula
 from attn_spec.tolerance import Precision, candidates
 
 SNIPPETS = {
@@ -132,7 +136,7 @@ class Script:
         arguments = self.problem.arguments(self.meaning.alignment)
         if not self.setup:
             return arguments
-        names = {"torch": torch, "q": arguments.q, "k": arguments.k, "v": arguments.v, "mask": arguments.mask}
+        names = {name: getattr(arguments, name) for name in TENSORS} | {"torch": torch}
         with contextlib.suppress(Exception):  # then the script is given out as it is
             exec("\n".join([SNIPPETS["one_hot"], *self.setup]), names)
         mask: Any = names["mask"]
@@ -171,7 +175,7 @@ class Script:
             return call
         if self.implementation not in _in_tuples:
             with contextlib.suppress(Refused, Violation):
-                names = {"torch": torch, "impl": function, "q": a.q, "k": a.k, "v": a.v, "mask": a.mask}
+                names = {name: getattr(a, name) for name in TENSORS} | {"torch": torch, "impl": function}
                 returned = self.implementation.shielded(eval, inner, names)
                 _in_tuples[self.implementation] = isinstance(returned, (tuple, list))
         return call.replace(inner, f"{inner}[0]") if _in_tuples.get(self.implementation) else call
@@ -195,13 +199,14 @@ class Script:
 
     def made(self) -> Lines:
         """The lines that make q, k, v and the mask."""
-        return [self.draw(self.problem.seed), *self._mask(), *self.setup]
+        return [self.draw(self.problem.seed), *self._mask(), *self._variants(), *self.setup]
 
     def code(self, body: Lines) -> Lines:
         """The functions that are needed, and the lines that make the tensors."""
         made = self.made()
         needed = "\n".join([*made, *body])
         drawing = [values.draw, values.random_visible, values.random_bias, values.padded_keys]
+        drawing += [values.same_document, values.random_slopes, values.random_sinks]
         sources = [source_of(f, self.problem.values) for f in drawing if f"{f.__name__}(" in needed]
         sources += [text.strip() for name, text in SNIPPETS.items() if f"{name}(" in needed]
         return [*(f"\n\n{source}" for source in sources), "\n", *made]
@@ -220,7 +225,7 @@ class Script:
     def _mask(self) -> Iterator[str]:
         """The lines that make the mask tensor, as `attn_spec.masks.delivered` does."""
         p, how = self.problem, self.problem.delivery
-        parts = [part for part in p.mask if not (how.flag and isinstance(part, masks.Causal))]
+        parts = [part for part in p.mask if not masks.by_parameter(part, how)]
         if not parts:
             return
         seen = [self._part(part, p.seed + n) for n, part in enumerate(parts) if not isinstance(part, masks.Bias)]
@@ -248,14 +253,26 @@ class Script:
             made += f".reshape({shape[4 - len(axes) :]})"
         yield f"mask = {made}{'.mT.contiguous().mT' if how.strided else '.contiguous()'}{self._moved}"
 
+    def _variants(self) -> Iterator[str]:
+        """The lines that make slopes and sinks."""
+        p = self.problem
+        if p.alibi is not None:
+            shape = (p.batch, p.heads) if p.alibi.batched else (p.heads,)
+            yield f"alibi = random_slopes({shape}, {p.seed}){self._moved}"
+        if p.sinks:
+            yield f"sinks = random_sinks({p.heads}, {p.seed}).to(torch.{p.dtype}){self._moved}"
+
     def _part(self, part: masks.Part, seed: int) -> str:
         sizes = self.problem.sizes
         if isinstance(part, masks.Causal):
             offset = sizes[3] - sizes[2] if (part.alignment or self.meaning.alignment) == "bottom-right" else 0
             return f"torch.ones({sizes[2]}, {sizes[3]}, dtype=torch.bool).tril({offset or ''})[None, None]"
+        if isinstance(part, masks.Documents):
+            return f"same_document({part.q_lengths or part.lengths}, {part.lengths})[None, None]"
         if isinstance(part, masks.KeyPadding):
             left = ", left=True" if part.left else ""
             return f"padded_keys({part.lengths}, {sizes[3]}{left})[:, None, None, :]"
+        assert isinstance(part, (masks.Bias, masks.Visible))
         shape = masks.shape_over(part.axes, sizes)
         if isinstance(part, masks.Bias):
             return f"random_bias({shape}, {seed}{_unless(part.spread, 2.0, ', spread={}')})"
@@ -274,39 +291,21 @@ class Script:
             "stateful": lambda: [*self._twice(), self._after_another()],
             "future-gradient": self._gradient,
             "hidden-influence": self._poisoned,
+            **dict.fromkeys(("lse", "lse-empty"), self._lse),
+            **{f"gradient-{name}": self._gradient_of for name in NAMES},
         }
         if self.asserted:
             yield [f"impl_output = {self.call}", *self.asserted]
         if self.violation.merge in special:
             yield from special[self.violation.merge]()
-        yield [f"out = {self.call}", *self._right(), *self._compare(self.arguments)]
+        if self.arguments.lengths is None:  # packed samples have no formula of a few lines
+            yield [f"out = {self.call}", *self._right(), *self._compare(self.arguments)]
 
     def call_only(self) -> Lines:
         return ["# the law compares several calls; this is the first of them", f"out = {self.call}", "print(out)"]
 
     def _right(self) -> Lines:
-        """The right answer by the formula, in float64."""
-        a, p = self.arguments, self.problem
-        group = p.heads // p.kv_heads
-        share = (
-            f".repeat(1, {group}, 1, 1)" if self.meaning.grouping == "tiled" else f".repeat_interleave({group}, dim=1)"
-        )
-        shared = share if group > 1 else ""
-        usual = "1.0" if self.meaning.scale == "1" else "q.shape[-1] ** -0.5"
-        lines = [f"s = q.double() @ k.double(){shared}.mT * {usual if a.scale is None else repr(a.scale)}"]
-        if a.mask is not None and a.mask.dtype == torch.bool:
-            seen = "mask[:, None, None, :]" if a.form == "key-padding" else "mask"
-            lines.append(f"s = s.masked_fill(~{seen}, -torch.inf)")
-        elif a.mask is not None:
-            lines.append("s = s + mask.double()")
-        if a.causal:
-            offset = p.kv_len - p.q_len if self.meaning.alignment == "bottom-right" else 0
-            lines.append(f"s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril({offset or ''}), -torch.inf)")
-        weights = "s.softmax(-1)"
-        if p.mask and self.meaning.empty_rows != "nan":
-            fill = "0.0" if self.meaning.empty_rows == "zero" else "1 / s.shape[-1]"
-            weights = f"torch.where(s.isneginf().all(-1, keepdim=True), {fill}, s.softmax(-1))"
-        return [*lines, f"expected = {weights} @ v.double(){shared}"]
+        return formula(self.problem, self.arguments, self.meaning)
 
     def _compare(self, called: Arguments) -> Lines:
         """Compare at the element that is furthest off, where the implementation answers; else its shape."""
@@ -371,13 +370,30 @@ class Script:
             ]
         ]
 
+    def _lse(self) -> list[Lines]:
+        known = self.violation.evidence
+        call = beside.lse_call(self.implementation, self.arguments)
+        if call is None or not {"index", "bound"} <= set(known):
+            return []
+        exact = beside.lse_lines(self.arguments, self.meaning, self._right())
+        return [[f"lse = {call}", *exact, *_element(known["index"], known["bound"], "lse", "expected_lse")]]
+
+    def _gradient_of(self) -> list[Lines]:
+        known, name = self.violation.evidence, self.violation.merge.removeprefix("gradient-")
+        if not {"index", "bound"} <= set(known):  # it was seen by differences: look for the element by the formula
+            found = gradients(self.implementation, self.problem)
+            worst = found.right.compare(name, getattr(found.gradients, name))
+            known = {"index": worst.index, "bound": worst.bound}
+        lines = beside.gradient_lines(self.problem, self.arguments, name, self.call, self._right())
+        return [[*lines, *_element(known["index"], known["bound"], "got_gradient", "right_gradient")]]
+
     def _poisoned(self) -> list[Lines]:
         p, a = self.problem, self.arguments
         seen = f"(s > -torch.inf).any(2).unflatten(1, ({p.kv_heads}, -1)).any(2)"
         bodies = []
         for fill in (1e4, -1e4):
             lines = [*self._right(), f"hidden = ~{seen}[..., None]  # from every query"]
-            names: dict[str, Any] = {"torch": torch, "q": a.q, "k": a.k, "v": a.v, "mask": a.mask}
+            names: dict[str, Any] = {"torch": torch} | {name: getattr(a, name) for name in TENSORS}
             exec("\n".join(lines), names)
             called = a.replace(k=a.k.masked_fill(names["hidden"], fill), v=a.v.masked_fill(names["hidden"], fill))
             lines.append(f"k, v = k.masked_fill(hidden, {fill}), v.masked_fill(hidden, {fill})")
@@ -385,10 +401,10 @@ class Script:
         return bodies
 
 
-def _element(index: Sequence[int], bound: float) -> Lines:
+def _element(index: Sequence[int], bound: float, got: str = "out", right: str = "expected") -> Lines:
     element = ", ".join(map(str, index))
     return [
-        f"got, right = out[{element}].item(), expected[{element}].item()",
+        f"got, right = {got}[{element}].item(), {right}[{element}].item()",
         'print(f"got {got:.6g}, expected {right:.6g}")',
         f'assert abs(got - right) <= {bound:.3g}, "more than rounding explains"',
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_spec.adapters.implementation import Implementation
+from attn_spec.conventions import OF_ROLES
 from attn_spec.engine import CheckResult, KnownFailure
 from attn_spec.report.judgement import Judgement, Merged, count_line, is_advisory
 
@@ -170,7 +171,10 @@ def table(implementation: Implementation) -> list[str]:
     """The conventions as a table: field, value, measured / declared / assumed, evidence."""
     rows = [("field", "value", "known by", "evidence")]
     rows += [(name, f.value, f.how, f.evidence) for name, f in implementation.facts]
-    rows += [(name, f.value, f.how, f.evidence) for name, f in implementation.conventions.rows()]
+    roles = getattr(getattr(implementation.adapter, "signature", None), "roles", {})
+    for name, found in implementation.conventions.rows():
+        if name not in OF_ROLES or found.how != "assumed" or any(role in roles for role in OF_ROLES[name]):
+            rows.append((name, found.value, found.how, found.evidence))
     widths = [max(len(row[n]) for row in rows) for n in range(3)]
     return ["  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]) for row in rows]
 

@@ -60,7 +60,20 @@ NOTHING = (  # arguments that are left out, or None, when nothing is asked of th
 
 def role_of(name: str) -> str:
     """The role of an argument of forward beside its inputs; "" where the name says nothing."""
-    for role in ("mask", "key_padding", "bias", "causal", "scale", "dropout", "weights", "lse"):
+    roles = (
+        "mask",
+        "key_padding",
+        "bias",
+        "causal",
+        "scale",
+        "dropout",
+        "weights",
+        "lse",
+        "window",
+        "softcap",
+        "sinks",
+    )
+    for role in (*roles, "alibi"):
         if name in ROLES.get(role, ()) or name in MORE.get(role, ()):
             return role
     return ""

@@ -31,12 +31,14 @@ def flash_attn_func(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
-) -> Tensor:
+    return_attn_probs: bool = False,
+) -> Any:
     """q [B, Sq, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, D] -> [B, Sq, H, D]; causal is aligned to the bottom right.
 
+    return_attn_probs: the log-sum-exp [B, H, Sq] comes too, and weights that are for its own tests.
     Raises TargetError, saying what is missing, where flash-attn can't be used.
     """
-    out: Tensor = _installed()(
+    return _installed()(
         q,
         k,
         v,
@@ -47,8 +49,8 @@ def flash_attn_func(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
-    return out
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,73 @@
+"""Functions of packed sequences (`cu_seqlens_q`, as flash_attn_varlen_func) as functions of padded ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+
+def dense(function: Callable[..., Any]) -> Callable[..., Any]:
+    """f(q [B, Sq, H, D], k, v [B, Sk, Hkv, D], packed_lengths=(queries, keys of each sample)) of a packed function.
+
+    The samples are laid end to end [total, H, D], called with their offsets, and laid out again: 0 beyond their end,
+    and -inf in a log-sum-exp that comes as [H, total].
+    """
+
+    def attention(q: Any, k: Any, v: Any, *args: Any, packed_lengths: Any = None, **others: Any) -> Any:
+        n_q, n_k = packed_lengths or ([q.shape[1]] * len(q), [k.shape[1]] * len(k))
+        rows, keys = (torch.arange(x.shape[1]) < torch.tensor(n)[:, None] for x, n in ((q, n_q), (k, n_k)))
+        cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0).int().to(q.device) for n in (n_q, n_k))
+        offsets = {
+            "cu_seqlens_q": cu_q,
+            "cu_seqlens_k": cu_k,
+            "max_seqlen_q": max([0, *n_q]),
+            "max_seqlen_k": max([0, *n_k]),
+        }
+        found = function(q[rows], k[keys], v[keys], *args, **offsets, **others)
+        tensors = [found] if isinstance(found, torch.Tensor) else list(found)
+        out = q.new_zeros(*q.shape[:2], *tensors[0].shape[1:])
+        out[rows] = tensors[0]
+        if len(tensors) > 1 and tensors[1].shape == (q.shape[2], sum(n_q)):
+            lse = tensors[1].new_full((*q.shape[:2], q.shape[2]), -torch.inf)
+            lse[rows] = tensors[1].mT
+            tensors[1] = lse.mT
+        return out if isinstance(found, torch.Tensor) else (out, *tensors[1:])
+
+    return attention
+
+
+def is_packed(function: Callable[..., Any]) -> bool:
+    """Whether a function takes packed sequences."""
+    try:
+        names = inspect.signature(getattr(function, "signature_of", function)).parameters
+    except (TypeError, ValueError):
+        return False
+    return all(name in names for name in PACKED)
+
+
+def unpacked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A packed function as `dense` makes it, with the signature of the original but for the offsets."""
+    own = inspect.signature(getattr(function, "signature_of", function)).parameters
+    tensors = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in list(own.values())[:3]]
+    others = [p.replace(kind=p.KEYWORD_ONLY) for p in list(own.values())[3:] if p.name not in PACKED]
+    others = [p for p in others if p.name != "kwargs"]
+    lengths = inspect.Parameter("packed_lengths", inspect.Parameter.KEYWORD_ONLY, default=None)
+    made = dense(function)
+    made.__signature__ = inspect.Signature([*tensors, *others, lengths])  # type: ignore[attr-defined]
+    made.__name__ = getattr(function, "__name__", type(function).__name__)
+    for name in ("disturbed", "close"):
+        if hasattr(function, name):
+            setattr(made, name, getattr(function, name))
+    return made
+
+
+def source_of_dense() -> str:
+    """The lines that make `impl` dense, for a reproducer."""
+    return (
+        f"from typing import Any\nfrom collections.abc import Callable\n{inspect.getsource(dense)}\nimpl = dense(impl)"
+    )
