@@ -122,6 +122,8 @@ class ImplementationConfig(_Section):
     """The log-sum-exp of a row with no visible key: -inf or +inf."""
     lse_sinks: str | None = None
     """Whether the log-sum-exp holds the sinks: included or excluded."""
+    lse_layout: str | None = None
+    """The axes of the log-sum-exp: BHS as flash-attn's, BSH as jax's."""
     scale: str | None = None
     """The scale where none is given: 1/sqrt(d_k), or 1 for logits that are not scaled (T5)."""
     parameters: dict[Role, str] = Field(default_factory=dict)

@@ -54,6 +54,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "lse_base": ("e", "2", "10", "none"),
     "lse_empty": ("-inf", "+inf"),
     "lse_sinks": ("included", "excluded"),
+    "lse_layout": ("BHS", "BSH"),
     "scale": ("1/sqrt(d_k)", "1"),
 }
 
@@ -66,6 +67,7 @@ OF_ROLES: dict[str, tuple[str, ...]] = {
     "lse_base": ("lse", "probs"),
     "lse_empty": ("lse", "probs"),
     "lse_sinks": ("sinks",),
+    "lse_layout": ("lse", "probs"),
 }
 
 
@@ -115,6 +117,7 @@ class Conventions:
     lse_base: Finding = Finding("none", "assumed", "no LSE is returned")
     lse_empty: Finding = Finding("-inf", "assumed", "the logarithm of an empty sum")
     lse_sinks: Finding = Finding("included", "assumed", "the sink is a term of the sum")
+    lse_layout: Finding = Finding("BHS", "assumed", "as flash-attn returns it; jax's is BSH")
     scale: Finding = Finding("1/sqrt(d_k)", "assumed", "the default of every library but a few, such as T5's 1")
 
     @property

@@ -19,6 +19,7 @@ import attn_spec
 from attn_spec import engine, finds
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.signature import TargetError
+from attn_spec.benchmark import pytest_options
 from attn_spec.config import ConfigError
 from attn_spec.engine import CheckResult, Subject
 from attn_spec.finds import FindError
@@ -75,6 +76,7 @@ class JudgedRun:
         self.errors: dict[str, list[str]] = {}  # what else failed: the text, and where
         self.judgements: list[Judgement] = []
         self.kept: list[str] = []  # the files of what was found
+        self.speed: list[str] = []  # the report of the benchmarks
         self.drawn: list[str] = []  # what is said of the pictures
 
     def _timeout(self) -> float:
@@ -237,6 +239,8 @@ class JudgedRun:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
             elif any(judgement.nothing_ran for judgement in self.judgements):
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        if self.config.option.attn_bench and session.exitstatus in (0, 1, 5):
+            self._time(session)
         if self.config.option.attn_json:
             option = self.config.option
             json_report.write(
@@ -246,6 +250,16 @@ class JudgedRun:
                 seed=option.attn_seed,
                 duration_s=time.perf_counter() - self.start,
             )
+
+    def _time(self, session: pytest.Session) -> None:
+        """Time what held its checks. A run that is green so far ends as its benchmarks do."""
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        verdicts = {judgement.name: judgement.verdict for judgement in self.judgements}
+        say = (lambda line: None) if reporter is None else reporter.write_line
+        run = pytest_options.run_for(self.config, self.chosen, verdicts=verdicts, say=say)
+        self.speed = run.lines
+        if run.exit_status and session.exitstatus in (0, 5):
+            session.exitstatus = run.exit_status
 
     def _draw(self) -> Iterator[str]:
         """Draw the weights of each implementation. What goes wrong with a picture is said, and costs no verdict."""
@@ -272,7 +286,9 @@ class JudgedRun:
             terminalreporter.section(f"attn-spec: {judgement.name}", sep="=", bold=True, green=good, red=not good)
             for line in terminal.lines(judgement, verbose=self.config.option.verbose > 0):
                 terminalreporter.write_line(line.text, **line.markup)
-        for said in self.drawn:
+        if self.speed:
+            terminalreporter.section("attn-spec: speed", sep="=", bold=True)
+        for said in [*self.speed, *self.drawn]:
             terminalreporter.write_line(said)
         for path in self.kept:
             terminalreporter.write_line(f"kept in {path}, to be run first next time (or by --attn-replay={path})")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from attn_spec.benchmark import pytest_options
+
 if TYPE_CHECKING:
     from attn_spec.problem import Problem
 
@@ -64,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--attn-finds", metavar="DIR", help="keep what fuzzing finds here (attn-finds/, where it exists)")
     group.addoption("--attn-seed", metavar="N", default="0", help="draw other tensors (0)")
+    pytest_options.add_options(parser)
 
 
 def judged(options: Any) -> bool:
@@ -82,6 +85,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "attn(law, name, theme): a check of attn-spec, such as attn(law='ATN301')")
+    config.addinivalue_line("markers", pytest_options.MARKER)
     check_options(config)
     if judged(config.option) and not config.option.help and not config.option.version:
         from attn_spec.isolation import isolate
@@ -90,9 +94,16 @@ def pytest_configure(config: pytest.Config) -> None:
             warnings.simplefilter("ignore")
             from attn_spec.judged_run import JudgedRun
 
+            if config.option.attn_bench:
+                pytest_options.prepare(config)
             run = JudgedRun(config, isolate(config))
         config.pluginmanager.register(run, "attn_spec.judged_run")
         config.pluginmanager.register(run.fixtures(), "attn_spec.judged_fixtures")
+
+
+@pytest.hookimpl
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    pytest_options.deselect(config, items)
 
 
 def check_options(config: pytest.Config) -> None:
@@ -126,6 +137,7 @@ def check_options(config: pytest.Config) -> None:
     for name in ("json", "replay", "finds", "budget", "heatmap"):
         if getattr(option, f"attn_{name}") and not judged(option):
             raise pytest.UsageError(f"--attn-{name}: nothing is judged without --attn-impl=TARGET")
+    pytest_options.check_options(config)
     for name in ("json", "heatmap"):
         if getattr(option, f"attn_{name}"):
             _can_be_written(f"--attn-{name}", config.invocation_params.dir / getattr(option, f"attn_{name}"))

@@ -69,6 +69,20 @@ def unpacked(value: Any) -> Any:
     return value
 
 
+def hand_written(output: Tensor) -> bool:
+    """Whether a backward pass that somebody wrote (`torch.autograd.Function`) lies behind an output."""
+    ahead, met = [output.grad_fn], set()
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in met:
+            continue
+        if "BackwardCFunction" in {kind.__name__ for kind in type(node).__mro__}:
+            return True
+        met.add(node)
+        ahead += [other for other, _ in node.next_functions]
+    return False
+
+
 def tensors_of(args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
@@ -117,6 +131,7 @@ class Apart:
     ) -> None:
         self.target, self.timeout_s, self.declared = target, timeout_s, dict(declared or {})
         self.disturbed: dict[str, str] = {}
+        self.hand_written = False  # whether the backward pass of the last call is one of its own
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: multiprocessing.connection.Connection | None = None
         self._deaths = 0
@@ -135,6 +150,7 @@ class Apart:
             with torch.no_grad():
                 tensors[place].copy_(changed.tensor())
         self.disturbed |= reply["disturbed"]
+        self.hand_written = bool(reply["hand_written"])
         return reply
 
     def _with_gradient(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
@@ -364,6 +380,7 @@ class Serving:
             "changed": changed,
             "disturbed": disturbed,
             "differentiable": differentiable,
+            "hand_written": any(hand_written(x) for x in found),
             "number": self.number,
         }
 

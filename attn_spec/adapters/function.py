@@ -169,8 +169,16 @@ class FunctionAdapter:
         weights = next((t for t in rest if t.shape == (b, h, q_len, kv_len)), None)
         lse = next((t for t in rest if t.shape == (b, h, q_len)), None)
         if lse is None and arguments.returns == "lse":
-            other = {(b, q_len, h): lambda t: t.mT, (b * h, q_len): lambda t: t.reshape(b, h, q_len)}
-            lse = next((other[tuple(t.shape)](t) for t in rest if tuple(t.shape) in other), None)
+            turned = next((t for t in rest if t.shape == (b, q_len, h)), None)
+            if turned is not None and self.conventions.lse_layout.value != "BSH":
+                raise Violation(
+                    f"the log-sum-exp has shape [B, Sq, H] = {list(turned.shape)}, expected [B, H, Sq]",
+                    hint="if it is meant, declare `lse_layout: BSH` in attn.yaml",
+                    merge="lse-shape",
+                )
+            flat_heads = next((t for t in rest if t.shape == (b * h, q_len)), None)
+            lse = turned.mT if turned is not None else flat_heads
+            lse = lse if lse is None or lse.dim() == 3 else lse.reshape(b, h, q_len)
         if weights is None and arguments.returns == "weights" and "weights" not in self.signature.roles:
             raise Unsupported("the parameter is flash-attn's, which returns weights for its own tests only")
         if lse is not None and natural(self.conventions) != 1:

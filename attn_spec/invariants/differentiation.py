@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from attn_spec import masks, oracle
+from attn_spec.adapters.apart import hand_written
 from attn_spec.adapters.implementation import Implementation, is_clear
 from attn_spec.backward import Cotangents, Gradients
 from attn_spec.conventions import Meaning
-from attn_spec.invariants.comparison import arguments_for
+from attn_spec.invariants.comparison import arguments_for, needs_plain
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.oracle import Derivative
 from attn_spec.problem import Arguments, Problem
@@ -76,6 +77,16 @@ def differentiate(
     return grads, leaves
 
 
+def hand_written_backward(implementation: Implementation, problem: Problem) -> bool:
+    """Whether the implementation brings a backward pass of its own, rather than that of torch's operations."""
+    arguments = arguments_for(implementation, problem)
+    with torch.enable_grad():
+        output = implementation(arguments.replace(q=arguments.q.detach().requires_grad_())).output
+    function = getattr(implementation.adapter, "function", None)
+    apart = getattr(function, "hand_written", None)
+    return bool(apart) if apart is not None else hand_written(output)
+
+
 @dataclass(frozen=True, eq=False)
 class Found:
     """What one backward pass gave, and what is right."""
@@ -90,6 +101,7 @@ _precisions: WeakKeyDictionary[Implementation, dict[str, Precision]] = WeakKeyDi
 
 def gradients(implementation: Implementation, problem: Problem, *, lse: bool = False) -> Found:
     """The gradients of a problem, worked out once for all laws that look at them."""
+    needs_plain(implementation)
     kept = _found.setdefault(implementation, {})
     if (problem, lse) not in kept:
         arguments, given = arguments_for(implementation, problem), cotangents_for(problem, lse=lse)

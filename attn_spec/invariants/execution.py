@@ -9,7 +9,7 @@ import torch
 from attn_spec.adapters.function import FunctionAdapter
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.invariants.comparison import agrees, answer_to, arguments_for, output, require_within, same
-from attn_spec.law import Unsupported, Violation, law
+from attn_spec.law import Advisory, Unsupported, Violation, law
 from attn_spec.problem import Problem
 
 
@@ -201,3 +201,20 @@ def output_apart(implementation: Implementation, problem: Problem) -> None:
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(one.numel()) and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+@law("ATN1211", "memory-linear", "Memory grows with the length, not with its square", advisory=True)
+def memory_linear(implementation: Implementation, problem: Problem) -> None:
+    """the peak over the inputs grows as S^a with a < 1.5, measured at three lengths in a process of its own
+
+    Why: all S^2 logits of a long sequence at once are more than the machine has.
+    Example: scores kept as one tensor; a mask that is expanded to [B, H, S, S].
+    """
+    from attn_spec.benchmark.memory import memory_linear as holds
+
+    if implementation.is_module:
+        raise Unsupported("memory is measured of functions")
+    try:
+        holds(implementation, problem)
+    except Violation as error:  # most plain code keeps its logits, and is right none the less
+        raise Advisory(error.message, evidence=error.evidence, hint=error.hint, merge=error.merge) from None

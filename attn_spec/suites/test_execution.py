@@ -47,3 +47,7 @@ test_reads_inside = tries(
 )
 test_operator_registration = tries(law.operator_registration, PLAIN)
 test_output_apart = tries(law.output_apart, PLAIN, PLAIN.replace(q_len=1, kv_len=1), PLAIN.replace(kv_len=1))
+
+test_memory_linear = tries(
+    law.memory_linear, ci=[Problem(batch=1, heads=4, kv_heads=4, q_len=2048, kv_len=2048, head_dim=32, v_dim=32)]
+)

@@ -16,6 +16,7 @@ EACH = [
     *both(PLAIN, CAUSAL),
     GROUPED,
     LONGER.replace(v_dim=8),
+    PLAIN.replace(v_dim=24),
     LONG.replace(mask=(Causal(),)),
     PLAIN.replace(q_len=1, kv_len=20),
     PLAIN.replace(mask=(Visible("BHQK"),)),

@@ -19,7 +19,7 @@ from attn_spec.adapters.modules.construct import ROLE_OF, is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
-from attn_spec.masks import Delivery, KeyPadding, Visible
+from attn_spec.masks import Delivery, Documents, KeyPadding, Lengths, Part, Visible
 from attn_spec.problem import Arguments, Problem
 
 SHAPES = ("BHQK", "B1QK", "B11K", "HQK", "QK")  # of a mask; BK, a key padding, is tried apart
@@ -134,6 +134,7 @@ class ModuleAdapter(FunctionAdapter):
         changes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "v_dim": v_dim}
         if not f.takes_context and p.q_len != p.kv_len:
             changes["q_len"] = changes["kv_len"] = max(p.q_len, p.kv_len)
+            changes["mask"] = tuple(_square(part, p.q_len > p.kv_len) for part in p.mask)
         changes = {name: value for name, value in changes.items() if value != getattr(p, name)}
         return p.replace(**changes) if changes else p
 
@@ -183,6 +184,15 @@ class ModuleAdapter(FunctionAdapter):
             name = self._mask_name(arguments)
             values[name] = values[name].to(self.padding_dtype)
         return values
+
+
+def _square(part: Part, queries: bool) -> Part:
+    """A part of a mask with as many queries as keys: those of the longer side."""
+    if isinstance(part, Documents) and part.q_lengths:
+        return Documents(part.q_lengths if queries else part.lengths)
+    if isinstance(part, Lengths):
+        return Lengths(*(part.q_lengths if queries else part.kv_lengths,) * 2)
+    return part
 
 
 def _holds_the_lowest(mask: Tensor | None) -> bool:

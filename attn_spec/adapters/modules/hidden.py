@@ -147,7 +147,7 @@ class HiddenCall:
         """Whether the source of the module says that its mask may be [B, S, S]."""
         from attn_spec.adapters.modules.adapter import source_of
 
-        axes = r"[\[(]\s*(?:B|N|b|n|batch\w*|bsz)\s*,\s*\w+\s*,\s*\w+\s*[\])]"
+        axes = r"[\[(]\s*(?:B|N|b|n|batch\w*|bsz)\s*,\s*([A-Za-z])\w*\s*,\s*\1\w*\s*[\])]"  # [B, S, S], [B, Sq, Sk]
         return any("mask" in line and re.search(axes, line) for line in source_of(self._module.module).splitlines())
 
     def hidden_tokens(self, problem: Problem) -> Tensor:
