@@ -1,4 +1,4 @@
-"""The conformance cases of ONNX's Attention operator: inputs and outputs that others wrote down, as canonical arguments.
+"""The conformance cases of ONNX's Attention operator: what others wrote down, as canonical arguments.
 
 The package `onnx` carries them, so nothing is fetched. Each is one node with stored inputs and outputs. What the node
 says in its own way is said in ours: hidden sizes are split by head counts, a cache is put before the new keys, a mask
@@ -15,6 +15,7 @@ of which the last is top-left or bottom-right only in some cases; in the others 
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_spec import blocks, masks, oracle, tolerance
+from attn_spec import blocks, masks, oracle, tolerance, values
 from attn_spec.blocks import Trace
 from attn_spec.conventions import Meaning
 from attn_spec.masks import Alignment, Bias, Causal, Delivery, Part, Visible, Window
@@ -75,14 +76,13 @@ class OnnxCase:
     @property
     def alignments(self) -> tuple[Alignment, ...]:
         """The alignments that put the queries where this case has them: none, one, or both where Sq = Sk."""
-        shift = self.k.shape[2] - self.q.shape[2]
-        top, bottom = bool((self.offsets == 0).all()), bool((self.offsets == shift).all())
-        return (*(("top-left",) if top else ()), *(("bottom-right",) if bottom else ()))  # type: ignore[return-value]
+        shifts: dict[Alignment, int] = {"top-left": 0, "bottom-right": self.k.shape[2] - self.q.shape[2]}
+        return tuple(name for name, shift in shifts.items() if bool((self.offsets == shift).all()))
 
     @property
     def meaning(self) -> Meaning:
         """ONNX's conventions, with the alignment of this case."""
-        alignment = next(iter(self.alignments), "top-left")
+        alignment: Alignment = next(iter(self.alignments), "top-left")
         return Meaning(alignment=alignment, window_alignment=alignment)
 
     @property
@@ -119,26 +119,30 @@ class OnnxCase:
         return Arguments(q, k, v, mask, form, causal, scale, window, self.softcap)  # type: ignore[arg-type]
 
     def differs(self, meaning: Meaning) -> str:
-        """Why the case has another right answer under these conventions, whatever way it is asked; empty: it has not."""
+        """Why the case has another right answer under these conventions however it is asked; empty: it has not."""
         biased = self.mask is not None and self.mask.dtype != torch.bool
         if self.has_empty_rows and meaning.empty_rows != "zero":
             return f"rows with no visible key are {meaning.empty_rows} by its conventions, and zero by ONNX's"
-        if self.q.shape[1] not in (self.k.shape[1], self.k.shape[1] ** 0) and meaning.grouping != "contiguous":
-            if self.k.shape[1] > 1:
-                return "its groups of heads are tiled, and contiguous by ONNX's conventions"
+        if self.k.shape[1] not in (1, self.q.shape[1]) and meaning.grouping != "contiguous":
+            return "its groups of heads are tiled, and contiguous by ONNX's conventions"
         if self.softcap is not None and biased and meaning.softcap_order != "first":
             return "its softcap comes after the mask, and before it by ONNX's conventions"
         return ""
 
     @cached_property
     def precision(self) -> Precision:
-        """That of the numpy code that made the stored outputs: everything in the dtype of the inputs."""
-        return candidates(str(self.q.dtype).removeprefix("torch."))[-1]
+        """That of the numpy code that made the stored outputs: all but sums is kept in the dtype of the inputs."""
+        return candidates(str(self.q.dtype).removeprefix("torch."))[:2][-1]
 
     @cached_property
     def answer(self) -> Answer:
-        """The oracle's answer, with how far a stored output may be from it."""
+        """The oracle's answer; its bounds are those of the code that made the stored output."""
         return oracle.answer(self.arguments, self.meaning, self.precision, weights=True)
+
+    @cached_property
+    def bound(self) -> Tensor:
+        """How far each element of the stored output may be from the exact one [B, H, Sq, Dv]."""
+        return self.answer.bounds.output + half_ulp(self.output)
 
     def _between(self, left: int | None, right: int | None) -> Tensor:
         """The keys within a window around each query's own position [B, 1, Sq, Sk]."""
@@ -153,6 +157,14 @@ class OnnxCase:
         return seen
 
 
+def half_ulp(stored: Tensor) -> Tensor:
+    """Half the distance between neighbours in the dtype of a stored tensor, at most; 0 where it is not finite."""
+    return (
+        tolerance.roundoff(str(stored.dtype).removeprefix("torch."))
+        * torch.where(stored.isfinite(), stored, 0).double().abs()
+    )
+
+
 def hidden(mask: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A mask, bool or additive, that hides what `visible` does not show as well."""
     if visible is None:
@@ -165,7 +177,7 @@ def hidden(mask: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> T
 
 
 def intermediate(steps: Trace, mode: str, precision: Precision) -> tuple[Tensor, Tensor]:
-    """The tensor that `qk_matmul_output` stores in a mode, out of a run of the blocks; and the bound of its elements."""
+    """What `qk_matmul_output` stores in a mode, out of a run of the blocks; and the bound of its elements."""
     if mode == "weights":
         bounds = tolerance.bounds(
             *(steps.q, steps.k, steps.v, steps.scale, steps.bias, steps.logits, steps.weights, steps.output),
@@ -192,9 +204,9 @@ def require() -> None:
         version = metadata.version("onnx")
     except metadata.PackageNotFoundError:
         raise OnnxMissing("onnx is not installed: pip install 'attn-spec[onnx]'") from None
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise OnnxMissing(f"onnx {version} has other cases, {wanted} is needed: pip install 'attn-spec[onnx]'")
+        raise OnnxMissing(f"onnx {version} has other cases, {wanted} is needed: pip install -U 'attn-spec[onnx]'")
 
 
 @lru_cache(maxsize=1)
@@ -213,13 +225,12 @@ def cases() -> tuple[OnnxCase, ...]:
     )
 
 
-def case(name: str) -> OnnxCase:
+def named(name: str) -> OnnxCase:
     """The case of a name, such as "4d_causal". Raises KeyError, and OnnxMissing."""
-    return next(iter(one for one in cases() if one.name == name), None) or _unknown(name)
-
-
-def _unknown(name: str) -> OnnxCase:
-    raise KeyError(f"{name}: ONNX has no such case for Attention")
+    for one in cases():
+        if one.name == name:
+            return one
+    raise KeyError(f"{name}: onnx has no such case of Attention")
 
 
 def of_node(name: str, node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> OnnxCase:
@@ -244,7 +255,7 @@ def of_node(name: str, node: Any, inputs: Sequence[Any], outputs: Sequence[Any])
     offsets = torch.full((q.shape[0],), past)
     if lengths is not None:
         offsets = lengths - q.shape[2]
-        mask = hidden(mask, masks.values.padded_keys(lengths.tolist(), k.shape[2], False)[:, None, None], q.dtype)
+        mask = hidden(mask, values.padded_keys(tuple(lengths.tolist()), k.shape[2], False)[:, None, None], q.dtype)
     left, right = (said.get(f"{side}_window_size", -1) for side in ("left", "right"))
     bounds = (left if left >= 0 else None, right if right >= 0 else None)
     causal, softcap = bool(said.get("is_causal", 0)), said.get("softcap", 0.0) or None
@@ -271,7 +282,7 @@ def of_node(name: str, node: Any, inputs: Sequence[Any], outputs: Sequence[Any])
         *(name, q.contiguous(), k.contiguous(), v.contiguous(), mask, causal),
         *(None if bounds == (None, None) else bounds, offsets, said.get("scale"), softcap),
         *(output, present, stored.get("intermediate"), mode),
-        tuple(word for word, present_ in kinds.items() if present_),
+        tuple(word for word, holds in kinds.items() if holds),
     )
 
 
@@ -294,7 +305,10 @@ def _tensor(array: Any) -> Tensor:
 
 def _split(x: Tensor, heads: int | None) -> Tensor:
     """[B, S, H * D] as [B, H, S, D]; what has four axes as it is."""
-    return x if x.dim() == 4 else x.unflatten(2, (heads, -1)).transpose(1, 2)  # type: ignore[arg-type]
+    if x.dim() == 4:
+        return x
+    assert heads is not None, "the operator has head counts wherever it has three axes"
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _full(mask: Tensor | None, kv_len: int) -> Tensor | None:
@@ -319,7 +333,7 @@ class OnnxProblem(Problem):
         return self.case if self.device == "cpu" else f"{self.case}-{self.device}"
 
     def arguments(self, alignment: Alignment = "top-left") -> Arguments:
-        return case(self.case).asked(Meaning(alignment=alignment, window_alignment=alignment))
+        return named(self.case).asked(Meaning(alignment=alignment, window_alignment=alignment))
 
     def to_dict(self) -> dict[str, Any]:
         """As a problem of this size and kind, with numbers of its own."""
@@ -328,7 +342,7 @@ class OnnxProblem(Problem):
     @property
     def unchanged(self) -> bool:
         """Whether it is still the case's, and not fitted to an implementation or made smaller."""
-        return self.replace(device="cpu", seed=0) == problem_of(case(self.case))
+        return self.replace(device="cpu", seed=0) == problem_of(named(self.case))
 
 
 def problem_of(one: OnnxCase) -> OnnxProblem:

@@ -87,6 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "attn(law, name, theme): a check of attn-spec, such as attn(law='ATN301')")
     config.addinivalue_line("markers", pytest_options.MARKER)
     check_options(config)
+    if config.option.attn_bench and not config.option.help and not config.option.version:
+        pytest_options.prepare(config)
     if judged(config.option) and not config.option.help and not config.option.version:
         from attn_spec.isolation import isolate
 
@@ -94,8 +96,6 @@ def pytest_configure(config: pytest.Config) -> None:
             warnings.simplefilter("ignore")
             from attn_spec.judged_run import JudgedRun
 
-            if config.option.attn_bench:
-                pytest_options.prepare(config)
             run = JudgedRun(config, isolate(config))
         config.pluginmanager.register(run, "attn_spec.judged_run")
         config.pluginmanager.register(run.fixtures(), "attn_spec.judged_fixtures")

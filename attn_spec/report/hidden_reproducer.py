@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attn_spec import tolerance, whole
 from attn_spec.adapters.implementation import GlobalState, Implementation
-from attn_spec.adapters.modules.core import _draw, _sample
+from attn_spec.adapters.modules.building import draw_weights
+from attn_spec.adapters.modules.core import one_sample
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
 from attn_spec.adapters.modules.projections import Projection
 from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
@@ -52,7 +53,7 @@ class HiddenScript(ModuleScript):
         self.found = self.f._projections(self.module)
         self.drawn = [name for p in self.found.found for name in (p.name, bias_name(self.module, p)) if name]
         if self.f.instance is None:
-            _draw(self.found)
+            draw_weights(self.found)
         self.module = self.module.to(self.hidden.x.dtype).eval().requires_grad_(False)
         self.output = "{}"
         self.expected: Tensor | None = None
@@ -85,7 +86,7 @@ class HiddenScript(ModuleScript):
         if self.f._causal_of_constructor:
             named.pop("is_causal", None)
         if self.f.input == "SD":
-            named = _sample(named, 0, len(x))
+            named = one_sample(named, 0, len(x))
             x, context = x[:1], context if context is None else context[:1]
         with contextlib.suppress(Violation):
             self.f._whole(noted, call.sizes, x, context, named)

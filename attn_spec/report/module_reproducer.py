@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from attn_spec import invariants
 from attn_spec.adapters.implementation import GlobalState, Implementation
 from attn_spec.adapters.modules.adapter import ModuleAdapter
-from attn_spec.adapters.modules.core import ModuleFunction, _sample, silent_biases
+from attn_spec.adapters.modules.core import ModuleFunction, one_sample, silent_biases
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, order_of
 from attn_spec.adapters.modules.projections import Projection
 from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
@@ -203,7 +203,7 @@ class CoreScript(ModuleScript):
             self.found, fill=f.orders.fill(q, k, v, self.found), orders=f.orders, batch_first=f.input != "SBD"
         )
         noted: Any = Noted()
-        named = _sample(self.named, 0, len(a.q)) if f.input == "SD" else self.named
+        named = one_sample(self.named, 0, len(a.q)) if f.input == "SD" else self.named
         f._call(noted, self.sizes, dict(inputs), dict(named), q)
         self.given = {name: value for name, value in noted.given.items() if name not in inputs}
         self.output, self.expected, self.raised = "{}", None, ""

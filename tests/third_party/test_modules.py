@@ -55,8 +55,6 @@ def judged(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Report:
         if own:
             pytest.fail(missing)
         pytest.skip(missing)
-    if needed == "torch" and not own:
-        pytest.skip(f"torch's own is judged with the others; run: {command}")
     monkeypatch.chdir(ROOT)  # targets in files are given from there
     declared = entry.model_dump(exclude_unset=True, by_alias=True, exclude={"target"})
     report = check_attention(entry.target, profile="quick", budget_s=BUDGET_S, **declared)
