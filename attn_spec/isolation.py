@@ -53,7 +53,8 @@ def isolate(config: pytest.Config) -> Selection:
         path = argument.partition("::")[0]
         if argument in typed_here and "suites" not in Path(path).parts and not Path(path).exists():
             raise pytest.UsageError(f"{argument}: no such file; a judged run takes attn_spec/suites/test_NAME.py")
-    selection = select([*option.file_or_dir, *([str(SUITES / "test_replay.py")] if option.attn_replay else [])])
+    replayed = [str(SUITES / "test_replay.py")] if option.attn_replay else []
+    selection = select([*option.file_or_dir, *replayed], option.attn_suite)
     if option.attn_replay:
         selection.arguments = selection.arguments[-1:]
     config.args = selection.arguments
@@ -87,34 +88,37 @@ def _typed(arguments: Iterable[Any], pattern: str) -> bool:
     return any(re.fullmatch(pattern, str(argument), re.DOTALL) for argument in arguments)
 
 
-def select(arguments: list[str]) -> Selection:
-    """Which of our files or node ids the positional arguments name, whatever folder they are given relative to."""
+def select(arguments: list[str], suite: str = "") -> Selection:
+    """Which of our files or node ids the positional arguments name, whatever folder they are given relative to.
+
+    suite: the suite apart that they are of.
+    """
     selection = Selection()
     for argument in arguments:
         path, colons, rest = argument.partition("::")
         parts = path.replace("\\", "/").rstrip("/").split("/")
         if parts[-1] == "suites" and not (Path(path).is_dir() and Path(path).resolve() != SUITES.resolve()):
-            selection.arguments += files()
-        elif len(parts) > 1 and parts[-2] == "suites":
-            selection.arguments.append(f"{_file(parts[-1], argument)}{colons}{rest}")
+            selection.arguments += files(suite)
+        elif len(parts) > 1 and parts[-2] == (suite or "suites"):
+            selection.arguments.append(f"{_file(parts[-1], argument, suite)}{colons}{rest}")
         else:
             selection.ignored.append(argument)
     if not selection.arguments:
-        selection.arguments = files()
-    selection.whole = set(selection.arguments) == set(files())
+        selection.arguments = files(suite)
+    selection.whole = not suite and set(selection.arguments) == set(files())
     return selection
 
 
-def files() -> list[str]:
-    return [str(path) for path in sorted(SUITES.glob("test_*.py"))]
+def files(suite: str = "") -> list[str]:
+    return [str(path) for path in sorted((SUITES / suite).glob("test_*.py"))]
 
 
-def _file(name: str, argument: str) -> str:
-    path = SUITES / name
+def _file(name: str, argument: str, suite: str) -> str:
+    path = SUITES / suite / name
     if not path.is_file():
-        names = [Path(file).name for file in files()]
+        names, folder = [Path(file).name for file in files(suite)], f"suites/{suite}".rstrip("/")
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean suites/{near[0]}?" if near else f"the suites are {', '.join(names)}"
+        hint = f"did you mean {folder}/{near[0]}?" if near else f"the suites are {', '.join(names)}"
         raise pytest.UsageError(f"{argument}: attn-spec has no suite {name}; {hint}")
     return str(path)
 
@@ -137,7 +141,8 @@ class SuiteModule(pytest.Module):
 
 def suite_module(path: Path, parent: pytest.Collector) -> SuiteModule | None:
     """The collector of one of our files; None for any other."""
-    if path.parent != SUITES:
+    if SUITES not in (path.parent, path.parent.parent):
         return None
-    module: SuiteModule = SuiteModule.from_parent(parent, path=path, nodeid=f"attn_spec/suites/{path.name}")
+    place = path.relative_to(SUITES).as_posix()
+    module: SuiteModule = SuiteModule.from_parent(parent, path=path, nodeid=f"attn_spec/suites/{place}")
     return module

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import attn_spec
-from attn_spec import engine, finds
+from attn_spec import engine, finds, onnx_cases
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.signature import TargetError
 from attn_spec.benchmark import pytest_options
@@ -25,6 +25,7 @@ from attn_spec.engine import CheckResult, Subject
 from attn_spec.finds import FindError
 from attn_spec.isolation import Selection, SuiteModule, quiet, suite_module
 from attn_spec.law import Law, Violation
+from attn_spec.onnx_cases import OnnxMissing
 from attn_spec.plugin import FINDS, problems_of
 from attn_spec.problem import Problem
 from attn_spec.report import json_report, terminal
@@ -56,6 +57,8 @@ class JudgedRun:
         if config.option.attn_device == "cuda" and not torch.cuda.is_available():
             raise pytest.UsageError("--attn-device=cuda: this torch sees no CUDA device")
         try:
+            if config.option.attn_suite:
+                onnx_cases.require()
             settings = find_config(self._path(config.option.attn_config), config.rootpath)
             self.chosen = choose(
                 config.option.attn_impl,
@@ -65,7 +68,7 @@ class JudgedRun:
                 device=config.option.attn_device,
             )
             config.stash[FINDS] = self._finds()
-        except (TargetError, ConfigError, FindError) as error:
+        except (TargetError, ConfigError, FindError, OnnxMissing) as error:
             torch.set_num_threads(self.threads)
             raise pytest.UsageError(str(error)) from None
         self.subjects: dict[str, Subject] = {one.name: one.subject for one in self.chosen}
@@ -316,6 +319,7 @@ class JudgedRun:
         option = self.config.option
         words = ["pytest", f"--attn-impl={one.subject.implementation.target}"]
         words += [f"--attn-config={option.attn_config}"] if option.attn_config else []
+        words += [f"--attn-suite={option.attn_suite}"] if option.attn_suite else []
         words += [f"--attn-profile={option.attn_profile}"] if option.attn_profile != "quick" else []
         words += [f"--attn-seed={option.attn_seed}"] if option.attn_seed else []
         words += [f"--attn-device={option.attn_device}"] if option.attn_device == "cuda" else []
@@ -330,11 +334,11 @@ class JudgedRun:
     def _index(self) -> dict[str, tuple[str, CheckResult]]:
         """Every node id there is, with the implementation and a check that has not run."""
         out = {}
-        for module, test_name, test in all_tests():
+        for module, test_name, test in all_tests(self.config.option.attn_suite):
             for problem in problems_of(self.config, test):
                 law = test.law_of(problem)
                 for name in self._judged_by(test.law):
-                    nodeid = f"attn_spec/suites/{module}.py::{test_name}[{name}-{problem}]"
+                    nodeid = f"attn_spec/suites/{module.replace('.', '/')}.py::{test_name}[{name}-{problem}]"
                     result = CheckResult(law.code, law.name, law.title, "not-run", problem, test=test_name)
                     out[nodeid] = (name, result)
         return out

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attn_spec.problem import Problem
 
 PROFILES = ("quick", "ci", "deep")
+SUITES = ("onnx",)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FINDS = pytest.StashKey[list["Problem"]]()  # what a judged run replays
@@ -65,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the checks of these finds only, a file or a folder of them (repeatable)",
     )
     group.addoption("--attn-finds", metavar="DIR", help="keep what fuzzing finds here (attn-finds/, where it exists)")
+    group.addoption(
+        "--attn-suite", metavar="|".join(SUITES), default="", help="judge on this suite alone (onnx: its stored cases)"
+    )
     group.addoption("--attn-seed", metavar="N", default="0", help="draw other tensors (0)")
     pytest_options.add_options(parser)
 
@@ -134,13 +138,17 @@ def check_options(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--attn-budget: {option.attn_budget!r} is not a number of seconds") from None
         if not 0 < option.attn_budget < float("inf"):
             raise pytest.UsageError(f"--attn-budget: {option.attn_budget} is no time; give seconds")
-    for name in ("json", "replay", "finds", "budget", "heatmap"):
+    if option.attn_suite:
+        _one_of("--attn-suite", option.attn_suite, SUITES)
+        if option.attn_replay:
+            raise pytest.UsageError("--attn-suite: nothing is replayed there; leave out --attn-replay")
+    for name in ("json", "replay", "finds", "suite", "budget", "heatmap"):
         if getattr(option, f"attn_{name}") and not judged(option):
             raise pytest.UsageError(f"--attn-{name}: nothing is judged without --attn-impl=TARGET")
     pytest_options.check_options(config)
     for name in ("json", "heatmap"):
         if getattr(option, f"attn_{name}"):
-            _can_be_written(f"--attn-{name}", config.invocation_params.dir / getattr(option, f"attn_{name}"))
+            _can_be_written(f"--attn-{name}", config.invocation_params.dir, getattr(option, f"attn_{name}"))
     if option.attn_heatmap:
         if not option.attn_heatmap.endswith((".png", ".svg")):
             raise pytest.UsageError(f"--attn-heatmap: {option.attn_heatmap}: end the name in .png or .svg")
@@ -148,11 +156,12 @@ def check_options(config: pytest.Config) -> None:
             raise pytest.UsageError("--attn-heatmap: matplotlib is not installed: pip install 'attn-spec[report]'")
 
 
-def _can_be_written(option: str, path: Path) -> None:
+def _can_be_written(option: str, here: Path, given: str) -> None:
+    path = here / given
     if not path.parent.is_dir():
         raise pytest.UsageError(f"{option}: there is no folder {path.parent}")
     if path.is_dir():
-        raise pytest.UsageError(f"{option}: {path} is a folder; name a file in it")
+        raise pytest.UsageError(f"{option}: {given} is a folder; name a file in it")
 
 
 def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:

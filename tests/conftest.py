@@ -2,6 +2,8 @@
 
 import hypothesis.internal.observability  # noqa: F401
 
+from attn_spec.plugin import SUITES
 from attn_spec.suites import all_tests
 
-list(all_tests())
+for suite in ("", *SUITES):
+    list(all_tests(suite))

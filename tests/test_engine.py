@@ -14,6 +14,7 @@ from attn_spec.engine import CheckResult, KnownFailure, Policy, Subject, optiona
 from attn_spec.invariants import execution, heads, masking, scaling, shapes
 from attn_spec.law import LAWS
 from attn_spec.masks import Causal, Delivery, Visible
+from attn_spec.plugin import SUITES
 from attn_spec.problem import Problem
 from attn_spec.suites import all_tests
 
@@ -29,7 +30,7 @@ def judged(function: Callable[..., Any], law: Any, problem: Problem, **policy: A
 
 
 def test_every_law_is_tried_and_has_a_test() -> None:
-    tried = {test.law.code for _, _, test in all_tests()}
+    tried = {test.law.code for suite in ("", *SUITES) for _, _, test in all_tests(suite)}
     assert tried == set(LAWS)
     names = [(module, name) for module, name, _ in all_tests()]
     assert len(names) == len(set(names))

@@ -18,6 +18,8 @@ from attn_spec.invariants.conformance import onnx_conformance
 from attn_spec.onnx_cases import OnnxCase, OnnxMissing
 from attn_spec.problem import Problem
 
+pytest_plugins = ["pytester"]
+
 try:
     onnx_cases.require()
 except OnnxMissing as missing:
@@ -182,3 +184,52 @@ def test_without_onnx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(onnx_cases.metadata, "version", lambda name: "1.22.0")
     with pytest.raises(OnnxMissing, match=r"onnx 1\.22\.0 has other cases, 1\.23 is needed"):
         onnx_cases.require()
+
+
+# the suite -----------------------------------------------------------------------------------------------------------
+
+RIGHT = """
+import torch.nn.functional as F
+
+def attn(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+"""
+HERE = ("--attn-timeout=0", "--attn-suite=onnx")
+
+
+def test_the_suite_is_run_where_it_is_asked_for(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(right=RIGHT, wrong=RIGHT.replace("scale=scale", "scale=scale or 0.3"))
+    right_ = pytester.runpytest_inprocess("--attn-impl=right.attn", *HERE)
+    assert right_.ret == 0
+    right_.stdout.fnmatch_lines(["*78 of 93 checks ran: 15 not supported (no softcap parameter, no window parameter)*"])
+    wrong = pytester.runpytest_inprocess("--attn-impl=wrong.attn", *HERE)
+    assert wrong.ret == 1
+    wrong.stdout.fnmatch_lines(
+        ["ATN820 onnx-conformance: *", "*again: pytest * --attn-suite=onnx '*::test_onnx[[]attn-*"]
+    )
+    one = "attn_spec/suites/onnx/test_onnx.py::test_onnx[attn-4d]"
+    pytester.runpytest_inprocess("--attn-impl=wrong.attn", *HERE, one).assert_outcomes(failed=1)
+    ordinary = pytester.runpytest_inprocess("--attn-impl=right.attn", "--attn-timeout=0", "--collect-only", "-q")
+    assert "onnx" not in ordinary.stdout.str()
+
+
+def test_a_suite_that_cannot_be_run_is_a_usage_error(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(right=RIGHT)
+    for options, said in (
+        (("--attn-impl=right.attn", "--attn-suite=onn"), "*did you mean onnx?*"),
+        (("--attn-suite=onnx",), "*--attn-suite: nothing is judged*"),
+        (("--attn-impl=right.attn", *HERE, "attn_spec/suites/onnx/test_onn.py"), "*suites/onnx/test_onnx.py?*"),
+    ):
+        result = pytester.runpytest_inprocess(*options)
+        assert result.ret == 4
+        result.stderr.fnmatch_lines([said])
+
+    def missing() -> None:
+        raise OnnxMissing("onnx is not installed")
+
+    monkeypatch.setattr(onnx_cases, "require", missing)
+    result = pytester.runpytest_inprocess("--attn-impl=right.attn", *HERE)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*onnx is not installed*"])

@@ -18,20 +18,22 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from attn_spec.suites.suite import Suite, Test
 
 __all__ = ["Suite", "Test", "all_tests", "modules"]
 
 
-def modules() -> list[str]:
-    """The names of the suites' modules, in order."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("test_"))
+def modules(suite: str = "") -> list[str]:
+    """The names of the suites' modules, in order; of one apart with its folder: "onnx.test_onnx"."""
+    found = sorted(m.name for m in pkgutil.iter_modules([str(Path(__path__[0], suite))]) if m.name.startswith("test_"))
+    return [f"{suite}.{name}" if suite else name for name in found]
 
 
-def all_tests() -> Iterator[tuple[str, str, Test]]:
-    """Every (module, test name, test) of every suite."""
-    for module in modules():
+def all_tests(suite: str = "") -> Iterator[tuple[str, str, Test]]:
+    """Every (module, test name, test) of every suite, or of one that is tried with --attn-suite alone."""
+    for module in modules(suite):
         for name, value in vars(importlib.import_module(f"{__name__}.{module}")).items():
             if name.startswith("test_") and hasattr(value, "law"):
                 yield module, name, value
