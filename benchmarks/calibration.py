@@ -19,10 +19,14 @@ from typing import Any
 import torch
 
 import attn_spec
+from attn_spec import tolerance
 from attn_spec.adapters.adapt import adapt
 from attn_spec.adapters.resolve import resolve
 from attn_spec.engine import as_asked
+from attn_spec.fuzzing import Search
 from attn_spec.invariants.comparison import answer_to, arguments_for, output
+from attn_spec.invariants.differentiation import gradients
+from attn_spec.invariants.variants import lse_bound
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.problem import Problem
 from attn_spec.suites import all_tests
@@ -73,6 +77,46 @@ def largest(function: Callable[..., Any], name: str, dtype: str, tried: list[Pro
     return worst, compared, where
 
 
+GRADIENTS = ("q", "k", "v", "bias", "sinks")
+OF_GRADIENTS = ("naive", "tiled", "sdpa", "sdpa-math", "sdpa-flash", "variants")
+RESULTS = (*(f"d{name}" for name in GRADIENTS), "lse")
+
+
+def of_gradients(name: str, dtype: str) -> dict[str, tuple[float, int]]:
+    """For each gradient, and for the log-sum-exp, the largest error / bound and how many problems were compared."""
+    made = adapt(resolve(name).object, name=name)
+    found: dict[str, tuple[float, int]] = {}
+
+    def enter(result: str, ratio: float) -> None:
+        worst, compared = found.get(result, (0.0, 0))
+        found[result] = max(worst, ratio), compared + 1
+
+    for problem in gradient_problems():
+        asked = as_asked(made, problem.replace(dtype=dtype))
+        try:
+            one = gradients(made, asked)
+            for field in GRADIENTS:
+                if getattr(one.gradients, field) is not None:
+                    enter(f"d{field}", one.right.compare(field, getattr(one.gradients, field)).ratio)
+        except (Refused, Unsupported, Violation):
+            pass
+        try:
+            lse = made(arguments_for(made, asked).replace(returns="lse")).lse
+        except (Refused, Unsupported, Violation):
+            continue
+        if lse is not None:
+            right = answer_to(made, asked)
+            enter("lse", tolerance.worst(lse, right.lse, lse_bound(lse, right.bounds.lse, right.lse)).ratio)
+    return found
+
+
+def gradient_problems() -> list[Problem]:
+    """Those of the gradient suite, empty rows apart, whose log-sum-exp is an infinity."""
+    tests = [t for _, _, t in all_tests() if t.law.theme == "gradients" and t.law.code not in ("ATN908", "ATN912")]
+    plain = [p.replace(dtype="float32") for t in tests for p in t.problems("quick") if not isinstance(p, Search)]
+    return list(dict.fromkeys(plain))
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--write", type=Path)
@@ -103,6 +147,25 @@ def main() -> int:
         print(lines[-1], flush=True)
     lines.append(f"| **largest** | {' | '.join(f'**{overall[dtype]:.3f}**' for dtype in DTYPES)} |")
     print(lines[-1])
+    lines += [
+        "",
+        "Gradients with random cotangents, and the log-sum-exp, over the problems of the gradient suite, with the masks,",
+        "windows, caps, slopes and sinks that these hold:",
+        "",
+        f"| implementation, dtype | {' | '.join(RESULTS)} |",
+        f"|---|{'---|' * len(RESULTS)}",
+    ]
+    worst = 0.0
+    for name in OF_GRADIENTS:
+        for dtype in DTYPES:
+            results = of_gradients(name, dtype)
+            if not results:
+                continue
+            cells = [f"{results[r][0]:.3f} ({results[r][1]})" if r in results else "" for r in RESULTS]
+            worst = max(worst, *(ratio for ratio, _ in results.values()))
+            lines.append(f"| {name}, {dtype} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    overall["gradients"] = worst
     if chosen.write:
         chosen.write.write_text("\n".join(lines) + "\n")
     return int(max(overall.values()) > 0.95)
