@@ -149,7 +149,7 @@ def main() -> int:
     print(lines[-1])
     lines += [
         "",
-        "Gradients with random cotangents, and the log-sum-exp, over the problems of the gradient suite, with the masks,",
+        "Gradients with random cotangents, and the log-sum-exp, over the problems of its suite, with their masks,",
         "windows, caps, slopes and sinks that these hold:",
         "",
         f"| implementation, dtype | {' | '.join(RESULTS)} |",
