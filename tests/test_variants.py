@@ -183,10 +183,12 @@ def base_two(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, return_lse: 
 
 
 def test_base_and_empty_rows_of_the_log_sum_exp_are_measured() -> None:
-    made = adapt(base_two)
+    made = adapt(base_two, declared={"lse_layout": "BSH"})
     assert (made.conventions.lse_base.value, made.conventions.lse_empty.value) == ("2", "+inf")
-    assert check_attention(base_two, laws=["ATN741", "ATN742", "ATN743", "ATN744", "ATN906"]).passed
-    assert not check_attention(base_two, lse_base="e", laws=["ATN741"]).passed
+    assert check_attention(base_two, lse_layout="BSH", laws=["ATN741", "ATN742", "ATN743", "ATN744", "ATN906"]).passed
+    assert not check_attention(base_two, lse_layout="BSH", lse_base="e", laws=["ATN741"]).passed
+    report = check_attention(base_two, laws=["ATN741"])
+    assert "declare `lse_layout: BSH`" in " ".join(str(report).split())
 
 
 def signed(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, softcap: float = 0.0) -> Tensor:

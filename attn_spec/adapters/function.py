@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class FunctionAdapter:
     filled in.
     """
 
+    takes_variants: ClassVar[bool] = True
     function: Callable[..., Any]
     signature: Signature
     conventions: Conventions = field(default_factory=Conventions)

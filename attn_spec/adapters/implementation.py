@@ -19,6 +19,9 @@ from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.problem import TENSORS, Arguments, Problem
 from attn_spec.tolerance import Precision, candidates
 
+# what an adapter of one's own is not asked for unless it says that it looks at it
+VARIANTS = ("window", "softcap", "alibi", "sinks", "lengths")
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -71,6 +74,10 @@ class Implementation:
         Arguments and result are on the CPU, whatever `device` the call runs on. What the call does to its inputs in
         place is done to the arguments; whatever global state it changes is noted in `disturbed` and put back.
         """
+        if not getattr(self.adapter, "takes_variants", False):
+            for name in VARIANTS:
+                if getattr(arguments, name) is not None:
+                    raise Unsupported(f"the adapter says nothing of {name}: `takes_variants = True` says that it does")
         if self.device == "cpu":
             result: Result = self.shielded(self.adapter, arguments)
             return result

@@ -43,16 +43,6 @@ def row_term_without_sink(do: Tensor, o: Tensor, dp: Tensor, p: Tensor) -> Tenso
 
 
 @fault(
-    "row_term",
-    "the row term is summed over the first 16 channels of the values only",
-    sources=(),
-    advice="Sum dO * O over all channels of the values, which may be more than those of the keys.",
-)
-def row_term_of_first_channels(do: Tensor, o: Tensor, dp: Tensor, p: Tensor) -> Tensor:
-    return (do * o)[..., :16].sum(dim=-1, keepdim=True)
-
-
-@fault(
     "to_logits",
     "what comes back to the log-sum-exp is dropped",
     sources=("sgl-project/sglang#40903",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from attn_spec.problem import Arguments
 class Planted:
     """Runs the pipeline of a fault (or the right one), half types in float32; takes every mask, scale and flag."""
 
+    takes_variants: ClassVar[bool] = True
     fault: Fault | None
     meaning: Meaning
 
