@@ -95,6 +95,10 @@ def _adapted_module(
         return made
     _measure(made, adapter, expected | {"layout", "layout_out"}, {**declared, "layout": "BHSD", "layout_out": "BHSD"})
     made.notes += _notes(signature)
+    given = [name for name in ("cos", "sin") if name in module.forward.required]
+    if module.forward.rotations or given:
+        names = ", ".join([*module.forward.rotations, *given])
+        made.notes.append(f"{names}: given as the rotation that changes nothing; what is done with it is not judged")
     if module.forward.left:
         made.notes.append(f"arguments of forward that are left at their defaults: {', '.join(module.forward.left)}")
     return made

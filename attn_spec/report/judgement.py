@@ -39,6 +39,7 @@ APART = {
 BROAD = ("ATN106", "ATN206", "ATN212", "ATN213", "ATN520", "ATN521", "ATN803", "ATN807")
 # laws of what is returned beside the output, and of the gradients
 BESIDE = ("ATN741", "ATN742", "ATN743", *(f"ATN{n}" for n in range(901, 914)))
+RETURNED = ("ATN104", "ATN211")  # laws of the weights that are returned beside an output
 # of the violations apart, the ones from which wrong numbers follow; they come before any diagnosis
 FIRST = ("process-died", "hangs", "sys.exit", "returns", "inputs-modified", "mask-modified", "global-state")
 
@@ -152,14 +153,16 @@ class Judgement:
         try:
             from attn_spec.faults.diagnosis import diagnose
 
-            advised = any(is_advisory(result) for result in self.results)
-            otherwise = self.problems_to_diagnose(advisories=True) if advised else []
-            problems = self.problems_to_diagnose()
-            self.diagnosis = diagnose(self.implementation, problems, otherwise=otherwise)
-            if not self.diagnosis and any(result.code in BESIDE for result in self.with_outcome("failed")):
+            failed = self.with_outcome("failed")
+            if any(_about_outputs(result) for result in failed):
+                advised = any(is_advisory(result) for result in self.results)
+                otherwise = self.problems_to_diagnose(advisories=True) if advised else []
+                problems = self.problems_to_diagnose()
+                self.diagnosis = diagnose(self.implementation, problems, otherwise=otherwise)
+            if not self.diagnosis and any(result.code in BESIDE for result in failed):
                 from attn_spec.faults.beside import diagnose_beside
 
-                self.diagnosis = diagnose_beside(self.implementation, problems)
+                self.diagnosis = diagnose_beside(self.implementation, self.problems_to_diagnose())
             if self.implementation.is_module and not self.diagnosis:
                 from attn_spec.faults.module_diagnosis import diagnose_module
 
@@ -214,6 +217,18 @@ class Judgement:
         passing = {r.problem for r in self.results if r.outcome == "passed"} - failing - fatal
         room = max(limit - len(failing), limit // 3)
         return [*_varied(failing)[: limit - room], *_varied(passing)[:room]]
+
+
+def _about_outputs(result: CheckResult) -> bool:
+    """Whether a failed check is about what attention gives for q, k and v, which is what its faults explain."""
+    law = LAWS.get(result.code)
+    whole = law is not None and law.of_modules
+    return (
+        not whole
+        and result.merge not in APART
+        and result.code not in (*BESIDE, *RETURNED)
+        and "stale:" not in result.merge
+    )
 
 
 def _varied(problems: set[Problem]) -> list[Problem]:

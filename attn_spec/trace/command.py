@@ -71,6 +71,9 @@ def _guarded(command: Callable[[argparse.Namespace], int], arguments: argparse.N
     except (ValueError, OSError, ImportError) as error:  # TargetError and ConfigError are ValueErrors
         print(f"attn-spec: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except SystemExit as stop:
+        print(f"attn-spec: {arguments.target}: called sys.exit({stop.code!r})", file=sys.stderr)
+        return WRONG
 
 
 def _trace(arguments: argparse.Namespace) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec import masks
-from attn_spec.adapters.function import FunctionAdapter
+from attn_spec.adapters.function import FunctionAdapter, flat
 from attn_spec.adapters.hf_interface import from_interface, is_interface
-from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.adapters.modules.construct import ROLE_OF, is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.conventions import Finding
@@ -46,8 +46,9 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     """The conventions that a module's names and buffers stand for."""
     found = {"layout": Finding("BHSD", "assumed", "between its projections")}
     found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
-    if f.multihead:
-        why = "nn.MultiheadAttention: True = hidden"
+    names = set(f.forward.roles.values())
+    if f.multihead or {"key_padding_mask", "need_weights"} <= names:
+        why = "nn.MultiheadAttention's names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
     built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
@@ -99,12 +100,13 @@ def source_of(module: nn.Module, of: str = "") -> str:
 def _is_triangle(buffer: Tensor) -> bool:
     if buffer.dim() < 2 or buffer.shape[-1] < 3 or buffer.shape[-1] != buffer.shape[-2]:
         return False
-    x = buffer.reshape(-1, *buffer.shape[-2:])[0]
-    x = x.double() if x.dtype != torch.bool else x.double()
-    upper, lower = x.triu(1), x.tril(-1)
+    x = buffer.reshape(-1, *buffer.shape[-2:])[0].double()
     ones = torch.ones_like(x)
-    above, below = upper[ones.triu(1) == 1], lower[ones.tril(-1) == 1]
-    return bool((above == above[0]).all() and (below == below[0]).all() and above[0] != below[0])
+    for diagonal in (0, 1, -1):  # one that is shifted is meant as one too
+        above, below = x[ones.triu(1 + diagonal) == 1], x[ones.triu(1 + diagonal) == 0]
+        if bool((above == above[0]).all() and (below == below[0]).all() and above[0] != below[0]):
+            return True
+    return False
 
 
 @dataclass(eq=False)
@@ -131,12 +133,22 @@ class ModuleAdapter(FunctionAdapter):
         assert self.module is not None
         p, f = problem, self.module
         heads, kv_heads, head_dim, v_dim = f.fit(p.heads, p.kv_heads, p.head_dim, p.v_dim)
+        if f.between == "rotation" and head_dim % 2 and f.instance is None:  # channels are rotated in pairs
+            head_dim, v_dim = head_dim + 1, v_dim + (v_dim == head_dim)
         changes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "v_dim": v_dim}
         if not f.takes_context and p.q_len != p.kv_len:
             changes["q_len"] = changes["kv_len"] = max(p.q_len, p.kv_len)
             changes["mask"] = tuple(_square(part, p.q_len > p.kv_len) for part in p.mask)
         changes = {name: value for name, value in changes.items() if value != getattr(p, name)}
         return p.replace(**changes) if changes else p
+
+    def _result(self, returned: Any, arguments: Arguments) -> Result:
+        result = super()._result(returned, arguments)
+        b, _, q_len, kv_len = arguments.sizes
+        averaged = any(x.shape == (b, q_len, kv_len) for x in flat(returned)[1:])
+        if arguments.returns == "weights" and result.weights is None and averaged:
+            raise Unsupported("weights are returned as their average over the heads")
+        return result
 
     def asked(self, arguments: Arguments) -> dict[str, Any]:
         """What forward gets beside its inputs, by name. Raises Unsupported where something can't be asked for."""
