@@ -257,3 +257,41 @@ def test_one_sequence_only():
     assert "`.T` reverses all axes" in str(report)
     assert "declare `input: SD`" in str(report)
     assert check_attention(Transposed, laws=["ATN103", "ATN203", "ATN650"], input="SD").passed
+
+
+# what is named, and what is not ---------------------------------------------------------------------------------------
+
+
+def test_a_triangle_that_is_shifted_is_meant_as_one():
+    class Ahead(Gpt):
+        def __init__(self, config):
+            super().__init__(config)
+            n = config.block_size
+            self.bias = torch.tril(torch.ones(n, n), diagonal=1)[None, None]
+
+    report = check_attention(Ahead, laws=["shapes", "causality", "weights"])
+    assert report.judgement.implementation.conventions.causal.value == "always"
+    assert report.diagnosis == ["causal-one-ahead"]
+
+
+def test_what_is_wrong_around_attention_is_no_fault_of_attention():
+    class Dropping(Gpt):
+        def __init__(self, config):
+            super().__init__(config)
+            self.dropout = config.dropout
+
+        def forward(self, x):
+            return F.dropout(super().forward(x), self.dropout)
+
+    report = check_attention(Dropping, laws=["shapes", "numerics", "randomness"])
+    assert {result.code for result in report.results if result.red} == {"ATN1150"}
+    assert report.diagnosis == ["dropout-in-eval"]
+
+
+def test_names_of_torchs_module_stand_for_its_masks():
+    class Named(nn.MultiheadAttention):
+        def forward(self, query, key, value, key_padding_mask=None, need_weights=False, attn_mask=None):
+            return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask)
+
+    conventions = adapt(Named).conventions
+    assert (conventions.polarity.value, conventions.padding_polarity.value) == ("masked", "masked")
