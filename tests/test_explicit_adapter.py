@@ -40,7 +40,7 @@ def test_what_is_wrong_is_red() -> None:
 
 def test_the_fixture_takes_it(pytester: pytest.Pytester) -> None:
     without_run = CLASS.partition("report = ")[0]
-    pytester.makepyfile(test_packed=without_run + FIXTURE)
+    pytester.makepyfile(test_adapter_of_ones_own=without_run + FIXTURE)
     outcomes = pytester.runpytest("-q").parseoutcomes()
     assert outcomes["passed"] > 5
     assert not outcomes.get("failed")
