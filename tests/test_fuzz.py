@@ -284,10 +284,12 @@ def test_a_slow_implementation_ends_in_time() -> None:
 
 def test_a_budget_cuts_a_run_and_says_so(pytester: pytest.Pytester) -> None:
     right = "return ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1) @ v"
-    slow = f"import time, torch\ndef attn(q, k, v):\n    time.sleep(0.1)\n    {right}\n"
+    # quick while it is got to know, so that the budget ends among its checks on any machine
+    slowing = "    calls.append(1)\n    time.sleep(2 * (len(calls) > 40))\n"
+    slow = f"import time\ncalls = []\ndef attn(q, k, v):\n{slowing}    {right}\n"
     pytester.makepyfile(slow=slow)
-    common = ("--attn-impl=slow.attn", "attn_spec/suites/test_scaling.py", "--attn-timeout=0")
-    result = pytester.runpytest_inprocess(*common, "--attn-budget=3", "--attn-json=out.json")
+    common = ("--attn-impl=slow.attn", "attn_spec/suites/test_weights.py", "--attn-timeout=0")
+    result = pytester.runpytest_inprocess(*common, "--attn-budget=5", "--attn-json=out.json")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["* of * checks ran: *not run"])
     (one,) = json.loads((pytester.path / "out.json").read_text())["implementations"]
