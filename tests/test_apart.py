@@ -1,6 +1,7 @@
 """An implementation that crashes, hangs or eats memory: each is one failed check, and the rest runs."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from attn_spec import adapt
-from attn_spec.adapters.apart import Apart, portable
+from attn_spec.adapters.apart import Apart
+from attn_spec.adapters.serving import portable
 from attn_spec.law import Violation
 from attn_spec.problem import Problem
 
@@ -36,6 +38,10 @@ def rude(q, k, v):
     q *= 2
     torch.set_default_dtype(torch.float64)
     return plain(q / 2, k, v)
+
+def in_turn(function, q, k, v, times):
+    torch.set_default_dtype(torch.float64)
+    return {"outputs": [function(q, k, v) for _ in range(times)], "process": os.getpid()}
 
 kept = torch.zeros(2, 2, 7, 8)
 
@@ -132,7 +138,7 @@ def test_one_run_reports_each(tmp_path: Path, module: Any) -> None:
 
 
 def test_tensors_of_every_kind_go_over(module: Any) -> None:
-    from attn_spec.adapters.apart import packed, unpacked
+    from attn_spec.adapters.parcels import packed, unpacked
 
     whole = torch.arange(24.0).reshape(2, 3, 4)
     cases: list[Tensor] = [whole, whole.mT, whole[:, 1:, ::2], whole[:1].expand(5, 3, 4), whole[:0], torch.tensor(True)]
@@ -141,6 +147,21 @@ def test_tensors_of_every_kind_go_over(module: Any) -> None:
         assert again.dtype == x.dtype
         assert again.stride() == x.stride() or not x.numel()
         assert torch.equal(again, x)
+
+
+def test_a_procedure_runs_where_the_function_is(module: Any) -> None:
+    made = adapt(apart(module, "plain"), name="plain")
+    a = Problem().arguments()
+    found = made.perform(module.in_turn, a.q, a.k, a.v, times=2)
+    assert found["process"] != os.getpid()
+    assert "default dtype" in made.disturbed
+    assert torch.get_default_dtype() == torch.float32
+    for out in found["outputs"]:
+        assert torch.equal(out, made(a).output)
+    made.close()
+    here = adapt(module.plain, name="plain").perform(module.in_turn, a.q, a.k, a.v, times=1)
+    assert here["process"] == os.getpid()
+    assert torch.equal(here["outputs"][0], found["outputs"][0])
 
 
 def test_a_changed_grad_mode_is_seen_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

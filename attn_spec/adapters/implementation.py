@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from attn_spec.adapters.parcels import moved
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Conventions, Finding
 from attn_spec.law import Refused, Unsupported, Violation
@@ -91,6 +92,24 @@ class Implementation:
                 with torch.no_grad():
                     here.copy_(there)
         return result.to("cpu")
+
+    def perform(self, procedure: Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Run `procedure(callable, *args, **kwargs)` in the process where the user's callable is, on its device.
+
+        procedure: a function of a module of ours, for what a single call can't show: a session with a cache, a compiled
+        call, seeds, threads.  It gets the callable of the adapter: a function, or a `ModuleFunction`.  Arguments and
+        what is returned: tensors, numbers, strings, and lists, tuples and mappings of them.
+        timeout_s: longer than for one call.  Raises as `__call__` does.
+        """
+        function = getattr(self.adapter, "function", None)
+        if function is None:
+            raise Unsupported("an adapter of its own")
+        args, kwargs = moved(args, self.device), moved(kwargs, self.device)
+        there = getattr(function, "perform", None)
+        if there is None:
+            return moved(self.shielded(procedure, function, *args, **kwargs), "cpu")
+        name = f"{procedure.__module__}:{procedure.__qualname__}"
+        return moved(self.shielded(there, name, *args, timeout_s=timeout_s, **kwargs), "cpu")
 
     def shielded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call into the user's code: no warning, no changed state and no exit gets through to the run."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attn_spec import masks, oracle
-from attn_spec.adapters.apart import hand_written
 from attn_spec.adapters.implementation import Implementation, is_clear
+from attn_spec.adapters.parcels import hand_written
 from attn_spec.backward import Cotangents, Gradients
 from attn_spec.conventions import Meaning
 from attn_spec.invariants.comparison import arguments_for, needs_plain
