@@ -18,6 +18,7 @@ from attn_spec.trace import command as trace_command
 if TYPE_CHECKING:
     from attn_spec.adapters.implementation import Implementation
     from attn_spec.faults import Fault
+    from attn_spec.faults.behaviour import BehaviourFault
     from attn_spec.faults.modules import ModuleFault
     from attn_spec.law import Law
 
@@ -143,11 +144,11 @@ def _laws() -> dict[str, Law]:
     return dict(sorted(LAWS.items(), key=lambda item: int(item[0][3:])))
 
 
-def _faults() -> dict[str, Fault | ModuleFault]:
-    from attn_spec.faults import CATALOGUE
+def _faults() -> dict[str, Fault | ModuleFault | BehaviourFault]:
+    from attn_spec.faults import CATALOGUE, behaviour
     from attn_spec.faults.modules import MODULE_FAULTS
 
-    return {**CATALOGUE, **MODULE_FAULTS}
+    return {**CATALOGUE, **MODULE_FAULTS, **behaviour.load()}
 
 
 def _list(options: argparse.Namespace) -> Iterator[str]:
@@ -190,7 +191,7 @@ def _explained_law(law: Law) -> Iterator[str]:
     yield textwrap.indent(law.doc, "  ")
 
 
-def _explained_fault(fault: Fault | ModuleFault) -> Iterator[str]:
+def _explained_fault(fault: Fault | ModuleFault | BehaviourFault) -> Iterator[str]:
     yield f"{fault.id} (a fault of {fault.theme})"
     yield f"{fault.title[:1].upper()}{fault.title[1:]}."
     yield ""

@@ -32,6 +32,7 @@ from attn_spec.adapters.implementation import Implementation
 from attn_spec.blocks import Pipeline, Trace
 from attn_spec.conventions import Meaning
 from attn_spec.faults import CATALOGUE, Fault
+from attn_spec.faults.behaviour import BehaviourFault
 from attn_spec.faults.fault import both
 from attn_spec.faults.modules import ModuleFault
 from attn_spec.faults.scope import confined, scopes_that
@@ -66,7 +67,7 @@ ANY = Guard.NONE | Guard.MASKED_ROWS | Guard.EMPTY_ROWS | Guard.NAN
 class Diagnosis:
     """A fault, or two, that gives the implementation's answer on `reproduces` of `of` problems."""
 
-    fault: Fault | ModuleFault
+    fault: Fault | ModuleFault | BehaviourFault
     reproduces: int
     of: int
 
