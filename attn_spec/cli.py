@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attn_spec
-from attn_spec import init_command
-from attn_spec.trace import command as trace_command
+from attn_spec import command_arguments
 
 if TYPE_CHECKING:
     from attn_spec.adapters.implementation import Implementation
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if stop.code in (0, None) else USAGE_ERROR
     commands = {
         "describe": _describe,
-        "init": init_command.run,
+        "init": _init,
         "list": _list,
         "explain": _explain,
         "replay": _replay,
@@ -52,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return USAGE_ERROR
     if options.command in ("trace", "heatmap"):
+        from attn_spec.trace import command as trace_command
+
         return trace_command.run(options) if options.command == "trace" else trace_command.run_heatmap(options)
     try:
         with warnings.catch_warnings():  # torch warns when it is imported beside no NumPy, which nothing here needs
@@ -75,9 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     describe = commands.add_parser("describe", help="what is measured, declared and assumed about an implementation")
     describe.add_argument("target", metavar="TARGET", help="as for pytest --attn-impl")
     describe.add_argument("--attn-config", metavar="FILE", help="declarations (default: attn.yaml, where it stands)")
-    init_command.add(commands)
-    trace_command.add(commands)
-    trace_command.add_heatmap(commands)
+    command_arguments.add_init(commands)
+    command_arguments.add_trace(commands)
+    command_arguments.add_heatmap(commands)
     commands.add_parser("list", help="every law and every fault")
     explain = commands.add_parser("explain", help="one law or fault: what, why, example")
     explain.add_argument("code", metavar="CODE", help="ATN301, default-scale, scale-missing")
@@ -89,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     kills.add_argument("--profile", choices=("quick", "ci", "deep"), default="quick", help="whose checks (quick)")
     kills.add_argument("--markdown", action="store_true", help="as the table of docs/kills.md")
     return parser
+
+
+def _init(options: argparse.Namespace) -> Iterator[str]:
+    from attn_spec import init_command
+
+    return init_command.run(options)
 
 
 # describe ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -30,15 +30,6 @@ construct: {width: $hidden, config: {class: mypkg.Config}}   # what names can't 
 call: {position_ids: $positions}                             # what forward is given at each call
 projections: {q: q_proj, k: k_proj, v: v_proj, o: out_proj}  # by dotted name
 """
-
-
-def add(subparsers: Any) -> None:
-    """Add the command to those of the parser."""
-    init = subparsers.add_parser("init", help="write a first attn.yaml from what was understood of an implementation")
-    init.add_argument("target", metavar="TARGET", nargs="?", help="as for pytest --attn-impl")
-    init.add_argument("--out", metavar="FILE", default="attn.yaml", help="the file to write (attn.yaml)")
-    init.add_argument("--force", action="store_true", help="write over a file that is there")
-    init.add_argument("--schema", action="store_true", help="print the JSON Schema of attn.yaml, and write nothing")
 
 
 def run(options: argparse.Namespace) -> Iterator[str]:

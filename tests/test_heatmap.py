@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from attn_spec.command_arguments import add_heatmap
 from attn_spec.report.heatmap import heatmap, save
-from attn_spec.trace.command import add_heatmap, run_heatmap
+from attn_spec.trace.command import run_heatmap
 
 pytest.importorskip("matplotlib", reason="heat maps need the extra `report`")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attn_spec import check_attention, init_command
+from attn_spec import check_attention, command_arguments, init_command
 from attn_spec.adapters.signature import TargetError
 from attn_spec.config import ConfigError, load
 from attn_spec.init_command import _scalar
@@ -41,7 +41,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(*words: str) -> list[str]:
     parser = argparse.ArgumentParser()
-    init_command.add(parser.add_subparsers(dest="command"))
+    command_arguments.add_init(parser.add_subparsers(dest="command"))
     return list(init_command.run(parser.parse_args(["init", *words])))
 
 

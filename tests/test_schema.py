@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attn_spec import config, init_command
+from attn_spec import command_arguments, config, init_command
 from attn_spec.config import ImplementationConfig, KnownFailureConfig, PrecisionConfig, json_schema
 from attn_spec.config_words import CALL_WORDS, SIZE_WORDS
 from attn_spec.conventions import CHOICES, ROLES
@@ -27,7 +27,7 @@ def test_the_shipped_file_is_current() -> None:
 
 def test_it_is_printed() -> None:
     parser = argparse.ArgumentParser()
-    init_command.add(parser.add_subparsers(dest="command"))
+    command_arguments.add_init(parser.add_subparsers(dest="command"))
     lines = init_command.run(parser.parse_args(["init", "--schema"]))
     assert json.loads("\n".join(lines)) == json_schema()
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_spec.command_arguments import add_trace as add
 from attn_spec.trace import Expected, trace
-from attn_spec.trace.command import add, run
+from attn_spec.trace.command import run
 
 
 class SelfAttention(nn.Module):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import io
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,51 +27,9 @@ from attn_spec.law import Refused, Violation
 from attn_spec.problem import TENSORS, Arguments, Problem
 from attn_spec.report import beside
 from attn_spec.report.formula import formula
+from attn_spec.report.snippets import LAYOUTS, SNIPPETS, Lines, element, joined, source_of, unless
 from attn_spec.tolerance import Precision, candidates
 
-SNIPPETS = {
-    "one_hot": '''
-def one_hot(v):
-    """V = the identity, so that the output is the weights."""
-    n = v.shape[2]
-    return torch.eye(n, max(n, v.shape[3]), dtype=v.dtype).expand(*v.shape[:2], -1, -1).contiguous()
-''',
-    "sliced": '''
-def sliced(x):
-    """A slice of a larger tensor, with junk on either side in every row."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + 6), 1e4, dtype=x.dtype)
-    wide[..., 3:-3] = x
-    return wide[..., 3:-3]
-''',
-    "stepped": '''
-def stepped(x):
-    """Every other channel of a tensor that is twice as wide, with junk in between."""
-    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 1e4, dtype=x.dtype)
-    wide[..., ::2] = x
-    return wide[..., ::2]
-''',
-    "guarded": '''
-def guarded(x):
-    """Contiguous in the middle of a storage that is NaN before and after."""
-    guard = x.new_full((64,), torch.nan)
-    return torch.cat([guard, x.flatten(), guard])[64 : 64 + x.numel()].view(x.shape)
-''',
-    "state": """
-def state():
-    modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
-    return *modes, torch.get_num_threads(), torch.get_rng_state().tolist()
-""",
-}
-LAYOUTS = {
-    "contiguous": "{}",
-    "transposed": "{}.transpose(1, 2).contiguous().transpose(1, 2)",
-    "sliced": "sliced({})",
-    "guarded": "guarded({})",
-    "stepped": "stepped({})",
-    "expanded": "{}[:1].expand(x.shape)",
-    "one-key": "{}",
-}
-Lines = list[str]
 _in_tuples: WeakKeyDictionary[Implementation, bool] = WeakKeyDictionary()  # whether the output comes in a tuple
 
 
@@ -231,17 +188,17 @@ class Script:
         seen = [self._part(part, p.seed + n) for n, part in enumerate(parts) if not isinstance(part, masks.Bias)]
         added = [self._part(part, p.seed + n) for n, part in enumerate(parts) if isinstance(part, masks.Bias)]
         if how.form == "key-padding":
-            padding = f"{_joined(seen, ' & ')}.expand({p.batch}, 1, 1, {p.kv_len})[:, 0, 0]"
+            padding = f"{joined(seen, ' & ')}.expand({p.batch}, 1, 1, {p.kv_len})[:, 0, 0]"
             yield f"mask = {padding}.contiguous(){self._moved}"
             return
         axes = how.shape or "".join(a if any(a in part.axes for part in parts) else "1" for a in masks.AXES)
         shape = masks.shape_over(axes, p.sizes)
         full = "" if len(parts) == 1 and masks.shape_over(parts[0].axes, p.sizes) == shape else f".expand{shape}"
         if how.form == "bool":
-            made = f"{_joined(seen, ' & ')}{full}"
+            made = f"{joined(seen, ' & ')}{full}"
         else:
             dtype = f"torch.{how.dtype or p.dtype}"
-            made = f"{_joined(added, ' + ')}{full}" if added else f"torch.zeros({shape}, dtype=torch.float64)"
+            made = f"{joined(added, ' + ')}{full}" if added else f"torch.zeros({shape}, dtype=torch.float64)"
             if added and how.dtype not in ("", p.dtype):  # exact in both dtypes
                 made += f".to(torch.{p.dtype}).double()"
             if seen:
@@ -275,8 +232,8 @@ class Script:
         assert isinstance(part, (masks.Bias, masks.Visible))
         shape = masks.shape_over(part.axes, sizes)
         if isinstance(part, masks.Bias):
-            return f"random_bias({shape}, {seed}{_unless(part.spread, 2.0, ', spread={}')})"
-        density, empty = _unless(part.density, 0.7, ", density={}"), _unless(part.empty_rows, (), ", empty_rows={}")
+            return f"random_bias({shape}, {seed}{unless(part.spread, 2.0, ', spread={}')})"
+        density, empty = unless(part.density, 0.7, ", density={}"), unless(part.empty_rows, (), ", empty_rows={}")
         return f"random_visible({shape}, {seed}{density}{empty})"
 
     # the comparisons -------------------------------------------------------------------------------------------------
@@ -311,7 +268,7 @@ class Script:
         """Compare at the element that is furthest off, where the implementation answers; else its shape."""
         a, known = self.arguments, self.violation.evidence
         if not self.check and not self.setup and {"index", "bound"} <= set(known):  # what the law saw
-            return _element(known["index"], known["bound"])
+            return element(known["index"], known["bound"])
         try:
             output = self.implementation(called).output
             for precision in self.precisions():
@@ -322,7 +279,7 @@ class Script:
             return [f"assert out.shape == {(*a.q.shape[:3], a.v.shape[-1])}, out.shape"]
         if not worst.index:
             return [f"assert out.shape == {(*a.q.shape[:3], a.v.shape[-1])}, out.shape"]
-        return _element(worst.index, worst.bound)
+        return element(worst.index, worst.bound)
 
     def precisions(self) -> list[Precision]:
         """The coarsest first, the one that was measured last.
@@ -376,7 +333,7 @@ class Script:
         if call is None or not {"index", "bound"} <= set(known):
             return []
         exact = beside.lse_lines(self.arguments, self.meaning, self._right())
-        return [[f"lse = {call}", *exact, *_element(known["index"], known["bound"], "lse", "expected_lse")]]
+        return [[f"lse = {call}", *exact, *element(known["index"], known["bound"], "lse", "expected_lse")]]
 
     def _gradient_of(self) -> list[Lines]:
         known, name = self.violation.evidence, self.violation.merge.removeprefix("gradient-")
@@ -385,7 +342,7 @@ class Script:
             worst = found.right.compare(name, getattr(found.gradients, name))
             known = {"index": worst.index, "bound": worst.bound}
         lines = beside.gradient_lines(self.problem, self.arguments, name, self.call, self._right())
-        return [[*lines, *_element(known["index"], known["bound"], "got_gradient", "right_gradient")]]
+        return [[*lines, *element(known["index"], known["bound"], "got_gradient", "right_gradient")]]
 
     def _poisoned(self) -> list[Lines]:
         p, a = self.problem, self.arguments
@@ -399,36 +356,3 @@ class Script:
             lines.append(f"k, v = k.masked_fill(hidden, {fill}), v.masked_fill(hidden, {fill})")
             bodies.append([*lines, f"out = {self.call}", *self._compare(called)])
         return bodies
-
-
-def _element(index: Sequence[int], bound: float, got: str = "out", right: str = "expected") -> Lines:
-    element = ", ".join(map(str, index))
-    return [
-        f"got, right = {got}[{element}].item(), {right}[{element}].item()",
-        'print(f"got {got:.6g}, expected {right:.6g}")',
-        f'assert abs(got - right) <= {bound:.3g}, "more than rounding explains"',
-    ]
-
-
-def _joined(terms: list[str], operator: str) -> str:
-    return terms[0] if len(terms) == 1 else f"({operator.join(terms)})"
-
-
-def _unless(value: Any, usual: Any, text: str) -> str:
-    return "" if value == usual else text.format(value)
-
-
-def source_of(function: Any, kind: str) -> str:
-    """The source of a function without its docstring, and without the branches for other kinds of values."""
-    source = inspect.getsource(function)
-    definition = ast.parse(source).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    lines: list[str | None] = list(source.splitlines())
-    for place, statement in enumerate(definition.body):
-        test = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
-        docstring = place == 0 and ast.get_docstring(definition) is not None
-        if docstring or ("kind == " in test and f"kind == {kind!r}" not in test):
-            assert statement.end_lineno is not None
-            for n in range(statement.lineno - 1, statement.end_lineno):
-                lines[n] = None
-    return "\n".join(line for line in lines if line is not None)

@@ -74,7 +74,7 @@ class Met(TorchFunctionMode):
         result = func(*args, **kwargs)
         if given is None or not isinstance(result, Tensor):
             return result
-        return self.met(self._which(used), used, given, result, lambda x: func(*_put(args, given, x), **kwargs))
+        return self.met(self._which(used), used, given, result)
 
     def _is_weight(self, x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() >= 2 and x.untyped_storage().data_ptr() in self.places
@@ -88,14 +88,8 @@ class Met(TorchFunctionMode):
         exact = [p for p in shared if p.weight.storage_offset() == used.storage_offset()]
         return exact or shared
 
-    def met(
-        self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor, again: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def met(self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor) -> Tensor:
         raise NotImplementedError
-
-
-def _put(args: tuple[Any, ...], old: Tensor, new: Tensor) -> tuple[Any, ...]:
-    return tuple(new if x is old else x for x in args)
 
 
 @dataclass(eq=False)
@@ -106,9 +100,7 @@ class Watch(Met):
         default_factory=list
     )  # which, input, used, result
 
-    def met(
-        self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor, again: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def met(self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor) -> Tensor:
         self.seen.append((which, given, used, result))
         return result
 
@@ -147,9 +139,7 @@ class Inject(Met):
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
 
-    def met(
-        self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor, again: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def met(self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor) -> Tensor:
         p = which[0]
         if p.role == "o":
             self.merged = given if self.merged is None else self.merged
