@@ -169,6 +169,10 @@ class JudgedRun:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected = [item.nodeid for item in session.items]  # whatever other plugins left
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.worker:  # another plugin, or a file of ours that is damaged
+            self.errors.setdefault(report.longreprtext, []).append(report.nodeid)
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self.collected = list(ids)

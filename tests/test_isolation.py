@@ -87,6 +87,13 @@ def test_a_fixture_of_another_plugin_does_not_replace_ours(project: pytest.Pytes
     assert held(result)
 
 
+def test_why_nothing_could_be_collected_is_said(project: pytest.Pytester) -> None:
+    project.makepyfile(theirs="def pytest_generate_tests(metafunc):\n    raise RuntimeError('a reason of theirs')\n")
+    result = project.runpytest_subprocess("--attn-impl=right.attn", "-p", "theirs", SCALES)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*ERROR *test_scaling*", "*RuntimeError: a reason of theirs*"])
+
+
 def test_node_ids_do_not_depend_on_the_project(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run from a folder below the root, a node id selects one check, and what the reports call it is the same."""
     (project.path / "pytest.ini").write_text("[pytest]\n")
