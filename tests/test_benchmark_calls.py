@@ -302,13 +302,6 @@ def test_a_function_that_returns_more_than_its_output() -> None:
     timed(with_lse, PROBLEM, "both")
 
 
-def test_a_module_is_not_timed() -> None:
-    implementation = adapt(sdpa)
-    implementation.adapter.module = torch.nn.Identity()
-    with pytest.raises(Unsupported, match="a module is not timed"):
-        Stage(PROBLEM, "forward").contender(implementation)
-
-
 def test_exit_from_inside_is_not_the_end_of_the_run() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[2] == 48:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -78,6 +78,26 @@ def _ready(adapter: FunctionAdapter, calls: list[Passed]) -> Call:
     return lambda: function(*args, **kwargs)
 
 
+class Prepared(Protocol):
+    """A call that is ready to be timed, and how to read what it returns.
+
+    inputs: what is differentiated by, by name.  length: the longest sum in it, on which rounding depends.
+    """
+
+    call: Call
+    inputs: dict[str, Tensor]
+    length: int
+
+    def change_sign(self) -> None:
+        """Change the inputs in place, so that the right output is another one."""
+
+    def output(self, returned: Any) -> Tensor:
+        """[B, H, S, D] from what the call returned."""
+
+    def canonical(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient of an input in the form of the expected one."""
+
+
 class PreparedCall:
     """The call of an implementation on one set of arguments, and how to read what it returns.
 
@@ -86,12 +106,8 @@ class PreparedCall:
     """
 
     def __init__(self, implementation: Implementation, arguments: Arguments, *, grad: bool) -> None:
-        self.implementation, self.arguments = implementation, arguments
+        self.implementation, self.arguments, self.length = implementation, arguments, arguments.k.shape[2]
         adapter = implementation.adapter
-        if hasattr(adapter, "module"):
-            raise Unsupported(
-                "a module is not timed, for its projections would be too; name the function that it calls"
-            )
         self.by_head = False
         self.inputs: dict[str, Tensor] = {name: getattr(arguments, name) for name in "qkv"}
         if not isinstance(adapter, FunctionAdapter):
@@ -153,23 +169,25 @@ class TimedImplementation:
     def __init__(
         self,
         implementation: Implementation,
-        sets: Sequence[tuple[Arguments, Expected]],
+        prepared: Sequence[Prepared],
+        expected: Sequence[Expected],
         direction: str = "forward",
         *,
         name: str = "",
     ) -> None:
         self.name = name or implementation.name
         self.implementation, self.direction = implementation, direction
-        grad = direction != "forward"
-        self.prepared = [PreparedCall(implementation, arguments, grad=grad) for arguments, _ in sets]
-        with torch.set_grad_enabled(grad):  # what it refuses it refuses here; and it is compiled, where it is
+        self.prepared = list(prepared)
+        with torch.set_grad_enabled(
+            direction != "forward"
+        ):  # what it refuses it refuses here; and it is compiled, where it is
             implementation.shielded(self.prepared[0].call)
-        self.expected = [one for _, one in sets]
+        self.expected = list(expected)
         device = implementation.device
         self.rows = [one.rows.to(device) for one in self.expected]
         self.cotangents = [None if one.cotangent is None else one.cotangent.to(device) for one in self.expected]
-        self.signs = [1.0] * len(sets)
-        self.order = itertools.cycle(range(len(sets)))
+        self.signs = [1.0] * len(self.prepared)
+        self.order = itertools.cycle(range(len(self.prepared)))
         self.last: list[tuple[int, Tensor, Tensor]] = []  # input set, output, its rows when the clock had stopped
         self.handed: list[int] = []
         self.checked = 0
@@ -257,13 +275,13 @@ class TimedImplementation:
     def _check_gradients(self, place: int, gradients: Sequence[Tensor]) -> None:
         right, prepared = self.expected[place], self.prepared[place]
         for (name, _), gradient in zip(prepared.inputs.items(), gradients, strict=True):
-            if right.gradients is None or name not in right.gradients:
+            wanted = right.gradient(name, self.signs[place])
+            if wanted is None:
                 continue
             got = prepared.canonical(name, gradient)
             got = got[:, :, self.rows[place]] if name == "q" else got
-            sign = 1.0 if name == "v" else self.signs[place]
-            error = gradient_error(got, sign * right.gradients[name])
-            allowed = gradient_bound(prepared.arguments.dtype, prepared.arguments.k.shape[2])
+            error = gradient_error(got, wanted)
+            allowed = gradient_bound(str(gradient.dtype).removeprefix("torch."), prepared.length)
             if not error <= allowed:
                 raise Distrusted(
                     f"{self.name}: the gradient of {name} is wrong: off by {error:.3g} of its largest element, "

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attn_spec.adapters.function import FunctionAdapter
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.benchmark import expected as right
-from attn_spec.benchmark.calls import TimedImplementation, recorded
+from attn_spec.benchmark.calls import PreparedCall, TimedImplementation, recorded
 from attn_spec.benchmark.expected import Expected
 from attn_spec.engine import as_asked
 from attn_spec.law import Unsupported
 from attn_spec.masks import Causal, Delivery
 from attn_spec.problem import Arguments, Problem
+
+if TYPE_CHECKING:
+    from attn_spec.benchmark.modules import ModuleSets
 
 SETS = 3  # of inputs, in rotation
 LARGE_BYTES = 1 << 29  # a set above this is one of two
@@ -28,7 +31,7 @@ class Stage:
     """
 
     def __init__(self, problem: Problem, direction: str, *, seed: int = 0, sets: int = SETS) -> None:
-        self.problem, self.direction = problem, direction
+        self.problem, self.direction, self.seed = problem, direction, seed
         if "torch._dynamo" in sys.modules:  # after eight kinds of inputs it compiles no more, and runs eagerly
             torch.compiler.reset()
         once = [right.drawn(problem, seed)]
@@ -40,6 +43,7 @@ class Stage:
         self.rows = [right.some_rows(problem, secret) for _ in self.drawn]
         self.cotangents = [None if direction == "forward" else self._cotangent(seed + n) for n in range(count)]
         self._known: dict[Any, Expected] = {}
+        self._modules: dict[str, ModuleSets] = {}
 
     def _cotangent(self, seed: int) -> torch.Tensor:
         p = self.problem
@@ -48,6 +52,8 @@ class Stage:
 
     def contender(self, implementation: Implementation, name: str = "") -> TimedImplementation:
         """The implementation on this problem. Raises `Unsupported`, `Refused` or `Violation` where it can't take it."""
+        if implementation.is_module:
+            return self.of_module(implementation).contender(name)
         asked = asked_for(implementation, self.problem)
         meaning = implementation.conventions.meaning
         precision = implementation.precision_for(asked.dtype)
@@ -58,7 +64,18 @@ class Stage:
             if key not in self._known:
                 self._known[key] = right.expected(arguments, self.rows[n], meaning, precision, self.cotangents[n])
             sets.append((arguments.to(implementation.device), self._known[key]))
-        return TimedImplementation(implementation, sets, self.direction, name=name)
+        grad = self.direction != "forward"
+        prepared = [PreparedCall(implementation, arguments, grad=grad) for arguments, _ in sets]
+        return TimedImplementation(implementation, prepared, [one for _, one in sets], self.direction, name=name)
+
+    def of_module(self, implementation: Implementation) -> ModuleSets:
+        """A module on this problem: itself, and what it is compared with. Raises as `contender`."""
+        from attn_spec.benchmark.modules import ModuleSets
+
+        if implementation.name not in self._modules:
+            made = ModuleSets(implementation, self.problem, self.direction, seed=self.seed, sets=len(self.drawn))
+            self._modules[implementation.name] = made
+        return self._modules[implementation.name]
 
 
 def asked_for(implementation: Implementation, problem: Problem) -> Problem:
@@ -93,7 +110,12 @@ def _ask(adapter: FunctionAdapter, problem: Problem) -> None:
 def same_work(one: Implementation, other: Implementation, problem: Problem) -> str:
     """Why two implementations compute different things on a problem; "" where they do not."""
     meanings = [i.conventions.meaning.alignment for i in (one, other)]
-    causal = [as_asked(i, problem).causal for i in (one, other)]
+    if other.is_module and not one.is_module:
+        return "the baseline is a module, whose projections would be timed too"
+    causal = [
+        as_asked(one, problem).causal,
+        as_asked(other, as_asked(one, problem) if one.is_module else problem).causal,
+    ]
     if (causal[0] is None) != (causal[1] is None):
         return "one of them is causal always"
     unequal = problem.q_len != problem.kv_len

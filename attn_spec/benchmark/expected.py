@@ -81,6 +81,11 @@ class Expected:
         quickly = (output.cpu().double() - sign * self.output).abs() <= self.bound
         return bool(quickly.all()) or self.compare(output, sign).holds
 
+    def gradient(self, name: str, sign: float) -> Tensor | None:
+        """The gradient of an input by its name; None where it is not known."""
+        found = (self.gradients or {}).get(name)
+        return found if found is None or name == "v" else sign * found
+
     def compare(self, output: Tensor, sign: float) -> Worst:
         """Where such rows are furthest off."""
         return worst(output, sign * self.output, self.bound)

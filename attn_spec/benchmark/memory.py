@@ -106,6 +106,7 @@ def _apart(implementation: Implementation, problems: list[Problem]) -> list[int]
             "signature": adapter.signature,
             "conventions": adapter.conventions,
             "fixed": dict(adapter.fixed),
+            "declared": dict(getattr(getattr(adapter, "module", None), "declared", {})),
             "problems": problems,
             "path": [os.getcwd(), *sys.path],
             "threads": torch.get_num_threads(),

@@ -36,13 +36,15 @@ def _measured(question: dict[str, Any]) -> list[int]:
     import torch
 
     from attn_spec.adapters.function import FunctionAdapter
+    from attn_spec.adapters.modules.adapter import callable_of
     from attn_spec.adapters.resolve import resolve
     from attn_spec.benchmark.calls import prepared
     from attn_spec.benchmark.expected import inputs
 
     torch.set_num_threads(question["threads"])
     problems, conventions = question["problems"], question["conventions"]
-    function = resolve(question["target"]).object
+    found = resolve(question["target"])
+    function = callable_of(found.object, found.name, question["declared"])
     adapter = FunctionAdapter(function, question["signature"], conventions, question["fixed"])
     meaning = conventions.meaning
     with torch.no_grad():

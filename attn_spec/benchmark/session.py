@@ -16,10 +16,11 @@ from attn_spec.benchmark.cases import Case
 from attn_spec.benchmark.clock import Clock, Distrusted
 from attn_spec.benchmark.contenders import Stage, same_work
 from attn_spec.benchmark.memory import Scaling
+from attn_spec.benchmark.modules import module_work
 from attn_spec.benchmark.overheads import Overheads, overheads
 from attn_spec.benchmark.paired import FAIL, INCONCLUSIVE, LOOKS, MEASURED, Comparison, Plan, compare
 from attn_spec.benchmark.roofline import Ceilings, require_possible
-from attn_spec.benchmark.work import Work, work
+from attn_spec.benchmark.work import Work
 from attn_spec.law import Refused, Unsupported, Violation
 
 DISTRUSTED, NOT_TIMED, NOT_RUN = "DISTRUSTED", "not timed", "not run"
@@ -195,18 +196,37 @@ class Session:
             candidate = self._contender(stage, case, implementation, implementation.name)
             extra = self._overheads(candidate)
             for baseline in self.baselines:
-                result = self._against(case, candidate, standing[baseline.name], implementation, baseline)
+                other = self._beside(stage, case, implementation, baseline, standing[baseline.name])
+                result = self._against(stage, case, candidate, other, implementation, baseline)
                 result.overheads = extra
                 self.done += 1
                 self.say(f"[{self.done}/{self.total}] {progress(result)}{self._left()}")
                 yield result
 
+    def _beside(
+        self,
+        stage: Stage,
+        case: Case,
+        implementation: Implementation,
+        baseline: Implementation,
+        standing: TimedImplementation | CaseResult,
+    ) -> TimedImplementation | CaseResult:
+        """The baseline as an implementation is compared with it: beside a module, between the module's projections."""
+        if not implementation.is_module or baseline.is_module:
+            return standing
+        return self._made(lambda: stage.of_module(implementation).around(baseline, baseline.name), case, baseline)
+
     def _contender(
         self, stage: Stage, case: Case, implementation: Implementation, name: str
     ) -> TimedImplementation | CaseResult:
         """The contender, or why there is none."""
+        return self._made(lambda: stage.contender(implementation, name), case, implementation)
+
+    def _made(
+        self, make: Callable[[], TimedImplementation], case: Case, implementation: Implementation
+    ) -> TimedImplementation | CaseResult:
         try:
-            return stage.contender(implementation, name)
+            return make()
         except (Unsupported, Refused) as error:
             return CaseResult(case, implementation.name, "", NOT_TIMED, str(error))
         except (Violation, Distrusted) as error:
@@ -214,6 +234,7 @@ class Session:
 
     def _against(
         self,
+        stage: Stage,
         case: Case,
         candidate: TimedImplementation | CaseResult,
         standing: TimedImplementation | CaseResult,
@@ -227,10 +248,13 @@ class Session:
         if isinstance(standing, CaseResult):
             result.reason = f"the baseline: {standing.reason}"
             return result
-        result.reason = same_work(implementation, baseline, case.problem)
+        sets = stage.of_module(implementation) if implementation.is_module else None
+        problem = case.problem if sets is None else sets.problem
+        result.reason = same_work(implementation, baseline, problem)
         if result.reason:
             return result
-        result.work = work(case.problem, case.direction, implementation.conventions.meaning.alignment)
+        weights = {} if sets is None else sets.weights
+        result.work = module_work(problem, case.direction, weights, implementation.conventions.meaning.alignment)
         plan = dataclasses.replace(self.plan, limit=case.limit)
         try:
             with torch.set_grad_enabled(case.direction != "forward"):

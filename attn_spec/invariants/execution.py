@@ -212,8 +212,6 @@ def memory_linear(implementation: Implementation, problem: Problem) -> None:
     """
     from attn_spec.benchmark.memory import memory_linear as holds
 
-    if implementation.is_module:
-        raise Unsupported("memory is measured of functions")
     try:
         holds(implementation, problem)
     except Violation as error:  # most plain code keeps its logits, and is right none the less
