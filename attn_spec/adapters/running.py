@@ -11,9 +11,12 @@ import copy
 import shutil
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from attn_spec.law import Unsupported, Violation
 Question = Mapping[str, Any]
 RECOMPILES = 64  # more than any procedure asks for: beyond the limit nothing is compiled any more, without a word
 SWITCH_S = 1e-6  # how long one thread runs before another may
+TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +43,7 @@ class Call:
     output: Callable[[Any], Tensor]
 
     def __call__(self, run: Callable[..., Any] | None = None) -> Tensor:
-        return self.output((run or self.run)(*self.args, **self.kwargs))
+        return self.output((self.run if run is None else run)(*self.args, **self.kwargs))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -325,6 +329,9 @@ def deterministically(function: Callable[..., Any], question: Question, times: i
 def in_threads(function: Callable[..., Any], questions: Sequence[Question], rounds: int) -> dict[str, Any]:
     """Each call alone, then again and again in a thread of its own beside the others.
 
+    In every other round a thread gives way to the others at each line of Python that it runs, so that what lies between
+    two lines is not left to luck.
+
     -> "alone" and "beside": for each call its output, and of those in the thread the one that is furthest from it;
     "raised", what a thread raised, or "".
     """
@@ -333,19 +340,23 @@ def in_threads(function: Callable[..., Any], questions: Sequence[Question], roun
         alone = [call.afresh()().clone() for call in calls]
     furthest, raised = [x.clone() for x in alone], [""] * len(calls)
     together = threading.Barrier(len(calls))
+    compiles: list[traceback.FrameSummary] = []
 
     def repeat(n: int) -> None:
         try:
             with torch.no_grad():
-                for _ in range(rounds):
+                for turn in range(rounds):
                     together.wait()
+                    sys.settrace(_gives_way if turn % 2 else None)
                     out = calls[n]().clone()
+                    sys.settrace(None)
                     if not torch.equal(out, alone[n]) and _apart(out, alone[n]) > _apart(furthest[n], alone[n]):
                         furthest[n] = out
         except threading.BrokenBarrierError:
             pass  # another thread raised, and says so
         except Exception as error:
             raised[n] = described(error)
+            compiles.extend(f for f in traceback.extract_tb(error.__traceback__) if "_dynamo" in f.filename)
             together.abort()
 
     usual = sys.getswitchinterval()
@@ -358,7 +369,18 @@ def in_threads(function: Callable[..., Any], questions: Sequence[Question], roun
             thread.join()
     finally:
         sys.setswitchinterval(usual)
+    if compiles:
+        raise Unsupported("it compiles while it is called, and torch's compiler is not one for several threads")
     return {"alone": alone, "beside": furthest, "raised": next(filter(None, raised), "")}
+
+
+def _gives_way(frame: Any, event: str, arg: Any) -> Any:
+    """A trace function that lets other threads run, line by line; not in torch itself, which is not judged."""
+    if frame.f_code.co_filename.startswith(TORCH):
+        return None
+    if event == "line":
+        time.sleep(0)
+    return _gives_way
 
 
 def _apart(x: Tensor, y: Tensor) -> float:
