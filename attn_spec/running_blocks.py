@@ -30,7 +30,7 @@ def heed(mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
 
 def cast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in the dtype of autocast: an operator that is on no list of torch's casts by itself."""
-    if not torch.is_autocast_enabled(q.device.type):
+    if q.is_meta or not torch.is_autocast_enabled(q.device.type):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
     return q.to(dtype), k.to(dtype), v.to(dtype)
@@ -132,7 +132,7 @@ class Running:
         dtype, group = q.dtype, q.shape[1] // k.shape[1]
         mask, causal = b["heed"](attn_mask, is_causal)
         q, k, v = b["cast"](q, k, v)
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast("cpu" if q.is_meta else q.device.type, enabled=False):
             recalled = b["remember"](mask, self.kept)
             k = b["read"](k)
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -146,7 +146,7 @@ class Running:
             if shown is not None:
                 s = b["fill"](s, shown)
             p = b["keep"](b["normalise"](s).to(v.dtype), self.kept)
-            size = b["splits"](len(q), k.shape[2])
+            size = b["splits"](q.shape[0], k.shape[2])
             cuts = list(zip(torch.split(p, size, dim=-1), torch.split(v, size, dim=-2), strict=True))
             parts = [(cuts[n][0][..., None] * cuts[n][1][..., None, :, :]).sum(-2) for n in b["order"](len(cuts))]
             return b["deliver"](b["gather"](parts), q).to(dtype)  # type: ignore[no-any-return]

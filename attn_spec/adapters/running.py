@@ -8,6 +8,7 @@ the nn.Module itself is run. Gradients are taken with respect to the tensors tha
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
 import sys
 import threading
@@ -112,16 +113,19 @@ def differentiated(call: Call, run: Callable[..., Any] | None = None) -> list[Te
 
 @contextmanager
 def _fresh_compiler() -> Iterator[None]:
-    """Nothing that was compiled before is known, and whatever is asked for is compiled."""
+    """Nothing that was compiled before is known, whatever is asked for is compiled, and no warning is logged."""
     import torch._dynamo as dynamo
 
+    usual = logging.root.manager.disable
     limit = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"
     dynamo.reset()
     dynamo.utils.counters.clear()
+    logging.disable(max(usual, logging.WARNING))
     try:
         with dynamo.config.patch({limit: RECOMPILES}):
             yield
     finally:
+        logging.disable(usual)
         dynamo.reset()
 
 

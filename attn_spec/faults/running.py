@@ -162,7 +162,7 @@ def float32_minimum_under_autocast(s: Tensor, shown: Tensor) -> Tensor:
     told_by="autocast-raises",
 )
 def values_not_cast_under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not torch.is_autocast_enabled(q.device.type):
+    if q.is_meta or not torch.is_autocast_enabled(q.device.type):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
     if v.dtype != dtype:
