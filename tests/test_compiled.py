@@ -91,6 +91,11 @@ def test_honest_ones_are_compiled_and_exported(target: Any, codes: list[str]) ->
         assert judged(implementation, code).outcome == "passed", code
 
 
+def test_what_torch_traces_at_each_call_is_no_race_of_its_own() -> None:
+    assert judged(adapted(flex), "ATN1225", PLAIN.replace(values="mild")).outcome == "passed"
+    assert judged(adapted(flex), "ATN1227").outcome in ("passed", "unsupported")
+
+
 def test_the_right_blocks_hold_and_keep_every_promise_that_they_can() -> None:
     claims = [claim for claim in CLAIMS if claim != "export"]  # it loops over the keys
     report = check_attention(Running(), name="running", laws=QUICK, claims=claims)

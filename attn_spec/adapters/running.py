@@ -32,6 +32,7 @@ Question = Mapping[str, Any]
 RECOMPILES = 64  # more than any procedure asks for: beyond the limit nothing is compiled any more, without a word
 SWITCH_S = 1e-6  # how long one thread runs before another may
 TORCH = str(Path(torch.__file__).parent)
+COMPILER = tuple(str(Path(TORCH, name)) for name in ("_dynamo", "_functorch", "_higher_order_ops", "_inductor", "fx"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,7 +361,7 @@ def in_threads(function: Callable[..., Any], questions: Sequence[Question], roun
             pass  # another thread raised, and says so
         except Exception as error:
             raised[n] = described(error)
-            compiles.extend(f for f in traceback.extract_tb(error.__traceback__) if "_dynamo" in f.filename)
+            compiles.extend(f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(COMPILER))
             together.abort()
 
     usual = sys.getswitchinterval()
@@ -374,7 +375,7 @@ def in_threads(function: Callable[..., Any], questions: Sequence[Question], roun
     finally:
         sys.setswitchinterval(usual)
     if compiles:
-        raise Unsupported("it compiles while it is called, and torch's compiler is not one for several threads")
+        raise Unsupported("it is traced while it is called, and torch's compiler is not one for several threads")
     return {"alone": alone, "beside": furthest, "raised": next(filter(None, raised), "")}
 
 
