@@ -9,6 +9,7 @@
         fixed: {deterministic: true}    # passed at each call
         precision: {scores: float32}
         require: [gqa, bfloat16]        # a refusal of these is red
+        claims: [fullgraph]             # what many honest ones do not do, and this one does
         strict: true                    # so is bad input taken without complaint
         known_failures:
           - {check: ATN510, problem: "*bf16", reason: kernel gives NaN, link: "https://..."}
@@ -35,7 +36,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from attn_spec.config_words import Called, Constructed, Projection, Role
+from attn_spec.config_words import Called, Claim, Constructed, Projection, Role
 from attn_spec.conventions import CHOICES
 from attn_spec.engine import KnownFailure, Policy
 from attn_spec.reference import BUILTINS
@@ -154,6 +155,9 @@ class ImplementationConfig(_Section):
     """The shapes that a mask parameter takes: B sample, H head, Q query, K key, 1 for all."""
     require: list[str] = Field(default_factory=list)
     """What must not be refused: axes (gqa, bfloat16, d_v, ...), parameters, or codes and names of laws."""
+    claims: list[Claim] = Field(default_factory=list)
+    """What it promises beyond what every attention must do: batch-invariant, deterministic, export, fake-tensors,
+    fullgraph, vmap. Where it does not hold it is red."""
     strict: bool = False
     """Whether advisory laws are red too, such as bad input that is taken without complaint."""
     known_failures: list[KnownFailureConfig] = Field(default_factory=list)
@@ -177,6 +181,7 @@ class ImplementationConfig(_Section):
             "parameters": self.parameters,
             "precision": precision,
             "construct": self.constructor,
+            "claims": self.claims,
         }
         more |= {name: getattr(self, name) for name in FOR_MODULES}
         out |= {key: value for key, value in more.items() if value not in (None, {}, [])}

@@ -13,6 +13,7 @@ from attn_spec.conventions import ROLES
 # what stands for a value in use, in `construct:` and in `call:`
 SIZE_WORDS = ("$hidden", "$heads", "$kv_heads", "$head_dim", "$v_dim", "$context", "$kv_hidden")
 CALL_WORDS = (*SIZE_WORDS, "$positions", "$cos", "$sin", "$identity_rotation")
+CLAIMS = ("batch-invariant", "deterministic", "export", "fake-tensors", "fullgraph", "vmap")
 PROJECTIONS = ("q", "k", "v", "o", "qkv", "kv")
 
 
@@ -42,7 +43,16 @@ def _words_known(value: Any, known: tuple[str, ...], nested: bool = False) -> An
     return value
 
 
+def _claimed(word: str) -> str:
+    """A claim that is known. Raises ValueError with the nearest one."""
+    if word in CLAIMS:
+        return word
+    near = difflib.get_close_matches(word, CLAIMS, n=1)
+    raise ValueError(f"is not one of {', '.join(CLAIMS)}{f'; did you mean {near[0]}?' if near else ''}")
+
+
 Role = Annotated[str, AfterValidator(lambda word: _one_of(word, ROLES))]
+Claim = Annotated[str, AfterValidator(_claimed)]
 Projection = Annotated[str, AfterValidator(lambda word: _one_of(word, PROJECTIONS))]
 Constructed = Annotated[Any, AfterValidator(lambda value: _words_known(value, SIZE_WORDS))]
 Called = Annotated[Any, AfterValidator(lambda value: _words_known(value, CALL_WORDS))]

@@ -34,7 +34,7 @@ def adapt(
     """An implementation from a function of q, k, v; nothing needs to be declared where names and measurement suffice.
 
     declared: conventions by field (`layout`, `polarity`, `alignment`, ...), `fixed` (arguments of each call),
-    `parameters` (role to parameter name) and `precision` (scores, weights, accumulate), as attn.yaml has them.
+    `parameters` (role to parameter name), `precision` (scores, weights, accumulate), `claims`; as attn.yaml has them.
     device: where it is called, "cpu" or "cuda".
     Raises TargetError where the target takes no q, k, v or returns no tensor; ValueError names a declared value that
     is not one of its field's choices.
@@ -65,6 +65,7 @@ def adapt(
     implementation = Implementation(
         name, target_name or name, adapter, conventions, import_line=import_line or import_source(target), device=device
     )
+    implementation.claims = tuple(declared.get("claims") or ())
     _measure(implementation, adapter, expected, declared)
     implementation.notes += _notes(signature)
     return implementation
@@ -90,6 +91,7 @@ def _adapted_module(
     made = Implementation(
         name, target_name or name, adapter, conventions, import_line=import_line, device=device, facts=module.facts
     )
+    made.claims = tuple(declared.get("claims") or ())
     if not module.projections.whole:
         made.notes.append("its projections were not found: judged as a black box, by laws on hidden states only")
         return made

@@ -64,6 +64,7 @@ class Implementation:
     contradictions: list[Contradiction] = field(default_factory=list)
     import_line: str = ""
     device: str = "cpu"
+    claims: tuple[str, ...] = ()  # what it promises beyond what every attention must do (`claims:` in attn.yaml)
 
     facts: list[tuple[str, Finding]] = field(default_factory=list)  # what else was found out, for the table
 
