@@ -51,7 +51,8 @@ def draw_with_gradients(
     wanted: by position or by name.  Between the passes the generators are moved elsewhere, as other layers move them.
     Returns no gradients where the output carries none.
     """
-    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(kwargs)
     leaves = {place: given[place].detach().clone().requires_grad_() for place in wanted}
     given |= leaves
     with torch.random.fork_rng(devices=_devices()), torch.enable_grad():

@@ -17,7 +17,7 @@ from attn_spec.adapters.seeding import draw, draw_with_gradients
 from attn_spec.invariants.comparison import answer, arguments_for, same
 from attn_spec.law import Unsupported, Violation
 from attn_spec.problem import Arguments, Problem
-from attn_spec.tolerance import Worst, roundoff
+from attn_spec.tolerance import roundoff
 
 KEPT = 8  # problems whose draws are remembered: several laws look at the same ones
 TELLS = 4  # a weight tells whether it was dropped where it is this many times its bound
@@ -81,16 +81,13 @@ def drawn(implementation: Implementation, problem: Problem) -> Drawn:
     """
     known = _known.setdefault(implementation, {})
     if problem not in known:
+        require_on_weights(implementation, problem)
         if len(known) >= KEPT:
             known.clear()
         known[problem] = _drawn(implementation, problem)
     found = known[problem]
-    if implementation.is_module:
-        if found.untouched:
-            raise Unsupported("no dropout lies between its projections")
-        worst = _on_weights(implementation, problem)
-        if worst is not None and not worst.holds:
-            raise Unsupported("its dropout is on what its heads give, not on their weights")
+    if implementation.is_module and found.untouched:
+        raise Unsupported("no dropout lies between its projections")
     return found
 
 
@@ -127,13 +124,10 @@ def copies(implementation: Implementation, problem: Problem) -> tuple[Tensor, Te
     return got[..., :keys], got[..., keys : 2 * keys], bound[..., :keys]
 
 
-def _on_weights(implementation: Implementation, problem: Problem) -> Worst | None:
-    """How two copies of the weights differ at most; None where there is one only."""
-    try:
-        one, other, bound = copies(implementation, problem)
-    except Unsupported:
-        return None
-    return same(one, other, bound)
+def require_on_weights(implementation: Implementation, problem: Problem) -> None:
+    """Raise Unsupported where dropout is on the output or on V: then nothing is read off of weights (ATN1105 tells)."""
+    if problem.v_dim >= 2 and not same(*copies(implementation, problem)).holds:
+        raise Unsupported("its dropout is on the output of the heads or on V, and not on the weights")
 
 
 def right_weights(implementation: Implementation, arguments: Arguments) -> tuple[Tensor, Tensor]:

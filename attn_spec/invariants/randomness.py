@@ -17,7 +17,16 @@ from attn_spec.backward import Backward, Cotangents
 from attn_spec.chance import Tests, Unlikely
 from attn_spec.invariants.comparison import answer_to, arguments_for, evidence, needs_plain, require_within, same
 from attn_spec.invariants.differentiation import precision_of
-from attn_spec.invariants.drawing import Drawn, called, called_with_gradients, copies, drawn, right_weights, seed_of
+from attn_spec.invariants.drawing import (
+    Drawn,
+    called,
+    called_with_gradients,
+    copies,
+    drawn,
+    require_on_weights,
+    right_weights,
+    seed_of,
+)
 from attn_spec.invariants.dropout_causes import CAUSES, factor_in_words, factor_of, scale_cause, share_cause
 from attn_spec.law import Advisory, Unsupported, Violation, law
 from attn_spec.problem import Problem
@@ -51,7 +60,7 @@ def dropout_rate(implementation: Implementation, problem: Problem) -> None:
     tests.rates("keys", keys, dropped.sum((0, 1, 2)), tells.sum((0, 1, 2)), found.rate)
     for size in (x for x in TILES if x < kv_len):
         names = [f"dropped weights of keys {j} to {min(j + size, kv_len) - 1}" for j in range(0, kv_len, size)]
-        count, n = (torch.stack([y.sum() for y in x.split(size, -1)]) for x in (dropped, tells))
+        count, n = (torch.stack([y.sum() for y in torch.split(x, size, -1)]) for x in (dropped, tells))
         tests.rates("tiles", names, count, n, found.rate)
     unlikely = tests.unlikely()
     if unlikely:
@@ -215,8 +224,7 @@ def dropout_on_weights(implementation: Implementation, problem: Problem) -> None
     one, other, bound = copies(implementation, problem)
     worst = same(one, other, bound)
     if worst.holds:
-        if implementation.is_module:
-            drawn(implementation, problem)  # which says where no dropout lies between the projections
+        drawn(implementation, problem)  # which says where no dropout lies between the projections of a module
         return
     split = (one == 0) != (other == 0)
     by_row = bool((split == split[:, :, :1]).all()) and bool(split.any())
@@ -259,6 +267,7 @@ def dropout_backward(implementation: Implementation, problem: Problem) -> None:
     Example: numbers that are drawn anew in the backward pass, where the seed was not kept.
     """
     needs_plain(implementation)
+    require_on_weights(implementation, problem)
     arguments = arguments_for(implementation, problem)
     if problem.kv_len > problem.v_dim:
         raise Unsupported("V can't be the identity")
@@ -284,8 +293,8 @@ def dropout_backward(implementation: Implementation, problem: Problem) -> None:
             continue
         merge = "dropout-backward-mask"
         for key, factor in (("without", torch.ones_like(weights)), ("scale", kept.double())):
-            other = oracle.derivative(arguments, meaning, precision, given, changed=_through(factor)).gradients.v
-            if other is not None and tolerance.worst(grads[2], other, expected.bounds.v * 2 / (1 - rate)).holds:
+            other = oracle.derivative(arguments, meaning, precision, given, changed=_through(factor))
+            if all(other.compare(x, y).ratio <= 2 / (1 - rate) for x, y in zip("qkv", grads, strict=True)):
                 merge = f"dropout-backward-{key}"
         said = {
             "dropout-backward-mask": "the backward pass drops other weights than the forward pass",
