@@ -6,8 +6,6 @@ are judged by exact tails (`attn_spec.chance`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -108,11 +106,18 @@ def dropout_independent(implementation: Implementation, problem: Problem) -> Non
     Example: a mask [B, 1, S, S] that is broadcast; random numbers that begin anew in each tile.
     """
     found = drawn(implementation, problem)
+    before = ("dropout-queries-alike", "dropout-keys-alike", "dropout-heads-alike")
+    unlikely = _within(found, problem.kv_heads)
+    _require(found, min(unlikely, key=lambda one: (one.group not in before, one.p), default=None))
+
+
+def _within(found: Drawn, kv_heads: int) -> list[Unlikely]:
+    """What parts of one call drop in common and chance does not give."""
     dropped, tells = (found.dropped(found.first) & found.drawn_on).double(), found.drawn_on.double()
     b, h, q_len, kv_len = dropped.shape
     tests = Tests()
     heads = [(n, m) for n in range(b) for m in range(h)]
-    group = h // problem.kv_heads
+    group = h // kv_heads
 
     def kind(one: int, other: int) -> str:
         (n, m), (n2, m2) = heads[one], heads[other]
@@ -141,12 +146,7 @@ def dropout_independent(implementation: Implementation, problem: Problem) -> Non
             x[:, :, start:rows:2, keys].flatten() for x in (dropped, tells) for start, keys in ((0, one), (1, other))
         ]
         _one(tests, "dropout-tiles-alike", name, *pair)
-    _require(found, _first_of(tests.unlikely(), ("dropout-queries-alike", "dropout-keys-alike", "dropout-heads-alike")))
-
-
-def _first_of(unlikely: list[Unlikely], before: Sequence[str]) -> Unlikely | None:
-    """The least likely; one of the groups that explain others before those."""
-    return min(unlikely, key=lambda one: (one.group not in before, one.p), default=None)
+    return tests.unlikely()
 
 
 ALIKE = {
@@ -337,7 +337,7 @@ def dropout_seeded(implementation: Implementation, problem: Problem) -> None:
             hint="draw from torch's default generator, or take seed and offset from it",
             merge="dropout-seed-ignored",
         )
-    _across(found, found.other, "dropout-same-always")
+    _across(found, found.other, "dropout-same-always", problem.kv_heads)
 
 
 @law("ATN1109", "dropout-advances", "The next call drops other weights")
@@ -349,10 +349,10 @@ def dropout_advances(implementation: Implementation, problem: Problem) -> None:
     """
     found = drawn(implementation, problem)
     always = torch.equal(found.dropped(found.first), found.dropped(found.other))
-    _across(found, found.second, "dropout-same-always" if always else "dropout-not-advanced")
+    _across(found, found.second, "dropout-same-always" if always else "dropout-not-advanced", problem.kv_heads)
 
 
-def _across(found: Drawn, call: Tensor, key: str) -> None:
+def _across(found: Drawn, call: Tensor, key: str, kv_heads: int) -> None:
     """Each head of the first call with each head of another."""
     drawn_on = found.drawn_on
     lines, others = ((found.dropped(x) & drawn_on).double().flatten(2).flatten(0, 1) for x in (found.first, call))
@@ -366,7 +366,10 @@ def _across(found: Drawn, call: Tensor, key: str) -> None:
     ]
     key = key if one_of_them else "dropout-calls-alike"
     tests.overlaps(key, words, *_shared(lines, others, seen, seen))
-    _require(found, next(iter(tests.unlikely()), None))
+    unlikely = tests.unlikely()
+    if unlikely and not one_of_them and _within(found, kv_heads):
+        raise Unsupported("weights are not drawn each by itself within one call (ATN1104 tells)")
+    _require(found, next(iter(unlikely), None))
 
 
 @law("ATN1110", "dropout-hides", "What a mask hides stays hidden under dropout")
