@@ -62,9 +62,9 @@ def from_interface(function: Callable[..., Any], **module_attributes: Any) -> Ca
     """A function (query, key, value, attention_mask=None, scaling=None, ...) that calls one of the interface.
 
     module_attributes: of the module that calls it, beside the usual ones or in their place.
-    It takes `is_causal` where the function knows it, `dropout` where it names it (its module then trains), and `output_attentions` where the function returns its weights;
-    what else the function takes keeps its name and default. The scale is D ** -0.5 where none is given. Its attribute
-    `of_interface` is the function that it calls.
+    It takes `is_causal` where the function knows it, `dropout` where it names it (its module then trains), and
+    `output_attentions` where the function returns its weights; what else the function takes keeps its name and default.
+    The scale is D ** -0.5 where none is given. Its attribute `of_interface` is the function that it calls.
     Raises TargetError where the function is not of the interface, and in a call where its module lacks an attribute.
     """
     called = getattr(function, "__name__", type(function).__name__)
