@@ -70,7 +70,7 @@ class Counter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         p, v, state = ctx.saved_tensors
-        factor = Counter.kept(tuple(p.shape), state, ctx.rate) / (1 - ctx.rate)
+        factor = (Counter.kept(tuple(p.shape), state, ctx.rate) / (1 - ctx.rate)).to(p.dtype)
         return cotangents[0] @ v.mT * factor, (p * factor).mT @ cotangents[0], None
 
 
