@@ -363,17 +363,17 @@ def test_tiles_that_are_not_dropped_are_found_with_near_certainty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "n"),
+    ("problem", "n", "times"),
     [
-        (suite.PLAIN, 64 * 64),  # two heads or two samples; the same for two calls
-        (suite.PLAIN, 2 * 4 * 32 * 64),  # neighbouring queries or keys
-        (suite.GROUPED, 64 * 64),
-        (suite.TAIL, 4 * 32),  # two keys of different tiles
+        (suite.PLAIN, 64 * 64, 1),  # two heads or two samples; the same for two calls
+        (suite.PLAIN, 2 * 4 * 32 * 64, 1),  # neighbouring queries or keys
+        (suite.GROUPED, 64 * 64, 1),
+        (suite.TAIL, 4 * 32, 64),  # two keys of different tiles: of 64 such pairs one is enough
     ],
     ids=["heads", "neighbours", "group", "tiles"],
 )
-def test_a_shared_mask_is_found_with_near_certainty(problem: Problem, n: int) -> None:
+def test_a_shared_mask_is_found_with_near_certainty(problem: Problem, n: int, times: int) -> None:
     """Two lines that are the same are missed where so few are dropped that they may well be the same by chance."""
     n, p = round(0.99 * n), problem.dropout
     told = next(a for a in range(1, n) if 2 * chance.overlap_tails(a, n, a, a)[1] < level(problem))
-    assert chance.binomial_tails(told - 1, n, p)[0] < 1e-6
+    assert chance.binomial_tails(told - 1, n, p)[0] ** times < 1e-6
