@@ -197,6 +197,38 @@ def test_a_refusal_is_a_refusal() -> None:
     assert judged(without, law.dropout_rate, suite.PLAIN).outcome == "refused"
 
 
+def test_a_module_for_the_rate_is_no_fault() -> None:
+    def annotated(query: Tensor, key: Tensor, value: Tensor, dropout: Any = None) -> Tensor:
+        p = torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), -1)
+        return (p if dropout is None else dropout(p)) @ value
+
+    report = check_attention(annotated, laws=["randomness"])
+    assert {r.outcome for r in report.results} <= {"refused", "unsupported"}
+
+
+@pytest.mark.parametrize("name", ["training", "deterministic"])
+def test_a_function_is_told_that_it_trains(name: str) -> None:
+    def trains(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, training: bool = False) -> Tensor:
+        return F.dropout(torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1), dropout_p, training) @ v
+
+    def random(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, deterministic: bool = True) -> Tensor:
+        return trains(q, k, v, dropout_p, not deterministic)
+
+    report = check_attention(trains if name == "training" else random, laws=["randomness"])
+    assert report.passed, str(report)
+    assert report.counts["passed"] >= 10
+
+
+def test_a_rate_of_one_that_crashes_is_an_advisory() -> None:
+    def divides(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+        p = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1)
+        return F.dropout(p, dropout_p) * (1 - dropout_p) * (1 / (1 - dropout_p)) @ v
+
+    result = judged(divides, law.dropout_all, SMALL.replace(dropout=1.0))
+    assert result.outcome == "known-failure"
+    assert "ZeroDivisionError" in result.message
+
+
 def test_without_a_parameter_it_is_not_supported() -> None:
     result = judged(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), law.dropout_rate, suite.PLAIN)
     assert (result.outcome, result.message) == ("unsupported", "no dropout parameter")

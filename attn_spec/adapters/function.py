@@ -144,6 +144,7 @@ class FunctionAdapter:
             if "dropout" not in roles:
                 raise Unsupported("no dropout parameter")
             values[roles["dropout"]] = arguments.dropout
+            values |= {p.name: TRAINING[p.name] for p in signature.parameters if p.name in TRAINING}
         for role in ("window", "softcap", "alibi", "sinks", "lengths"):
             asked = getattr(arguments, role)
             if asked is not None and role not in roles:
@@ -280,6 +281,10 @@ NEUTRAL: dict[str, Any] = {
     "probs": False,
     "ignored": False,
 }
+
+
+# what says, beside a rate, that it is to be heeded
+TRAINING = {"training": True, "train": True, "is_training": True, "deterministic": False}
 
 
 def at_rest(signature: Signature, fixed: Mapping[str, Any], head_dim: int) -> dict[str, Any]:

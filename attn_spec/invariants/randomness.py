@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attn_spec import oracle, tolerance
-from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.implementation import Implementation, is_clear
 from attn_spec.backward import Backward, Cotangents
 from attn_spec.chance import Tests, Unlikely
 from attn_spec.invariants.comparison import answer_to, arguments_for, evidence, needs_plain, require_within, same
@@ -29,7 +29,7 @@ from attn_spec.invariants.drawing import (
 )
 from attn_spec.invariants.dropout_alike import TILES, across, within
 from attn_spec.invariants.dropout_causes import CAUSES, factor_in_words, factor_of, scale_cause, share_cause
-from attn_spec.law import Advisory, Unsupported, Violation, law
+from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.problem import Problem
 
 COUNTING = ("ATN1101", "ATN1104", "ATN1108", "ATN1109")  # the laws whose checks have a share of false alarms
@@ -310,7 +310,14 @@ def dropout_all(implementation: Implementation, problem: Problem) -> None:
     Why: 1 / (1 - p) is infinite there, and 0 times that is NaN.
     Example: `w * mask / (1 - p)` without a case for 1.
     """
-    (output,), _ = called(implementation, arguments_for(implementation, problem), [seed_of(problem)])
+    try:
+        (output,), _ = called(implementation, arguments_for(implementation, problem), [seed_of(problem)])
+    except Refused as error:
+        if is_clear(error.error):
+            raise
+        raise Advisory(
+            f"dropout = 1: raised {error}", hint="return zeros at 1, or refuse it", merge="dropout-of-one"
+        ) from None
     if bool((output == 0).all()):
         return
     if implementation.is_module and answer_to(implementation, problem).compare(output).holds:
