@@ -33,6 +33,7 @@ from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.problem import Problem
 
 COUNTING = ("ATN1101", "ATN1104", "ATN1108", "ATN1109")  # the laws whose checks have a share of false alarms
+UNHEEDED = "heed the rate, or refuse it: `raise NotImplementedError`; `fixed:` in attn.yaml takes it off the parameters"
 HINT = "F.dropout(weights, p, training=True), between the softmax and the product with V"
 
 
@@ -69,7 +70,7 @@ def dropout_rate(implementation: Implementation, problem: Problem) -> None:
         raise Violation(
             f"dropout = {found.rate:g}: {said}{_counted(unlikely[0])}",
             evidence=unlikely[0].evidence,
-            hint=HINT,
+            hint=UNHEEDED if cause == "dropout-not-applied" else HINT,
             merge=cause or "dropout-uneven",
         )
 
