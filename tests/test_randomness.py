@@ -58,6 +58,13 @@ def test_a_fault_is_caught_and_named(fault: behaviour.BehaviourFault) -> None:
     assert report.judgement.headline in (fault.title, report.judgement.diagnosis[0].fault.title)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", ["one-mask-for-all-queries", "keys-dropped-together", "mask-repeated-by-tile"])
+def test_draws_that_hang_together_are_not_taken_for_a_rate(name: str, seed: int) -> None:
+    report = check_attention(faulty(behaviour.load()[name]), laws=["randomness"], seed=seed)
+    assert report.diagnosis == [name]
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.id)
 def test_a_script_shows_the_fault_and_holds_for_what_is_right(
     fault: behaviour.BehaviourFault, capsys: pytest.CaptureFixture[str]
