@@ -102,7 +102,7 @@ class CheckResult:
 AXES = (
     *("zero-size", "gqa", "d_v", "head_dim", "tile", "float64", "float32", "bfloat16", "float16", "mask-dtype"),
     *("mask-rank", "mask-with-causal", "causal-cross", "strides", "scale-value"),
-    *("window", "softcap", "alibi", "sinks", "lengths"),
+    *("window", "softcap", "alibi", "sinks", "lengths", "dropout"),
 )
 
 
@@ -128,6 +128,7 @@ def optional_axes(problem: Problem) -> list[str]:
         ("alibi", p.alibi is not None),
         ("sinks", p.sinks),
         ("lengths", p.lengths is not None),
+        ("dropout", p.dropout > 0),
     ):
         if present:
             axes.append(name)
@@ -154,7 +155,10 @@ def axes_alone(problem: Problem, axes: list[str]) -> list[Problem]:
         "softcap": lambda: plain.replace(softcap=p.softcap),
         "alibi": lambda: plain.replace(mask=tuple(part for part in p.mask if part is p.alibi)),
         "sinks": lambda: plain.replace(sinks=True),
-        "lengths": lambda: p.replace(mask=tuple(part for part in p.mask if part is p.lengths), softcap=None),
+        "lengths": lambda: p.replace(
+            mask=tuple(part for part in p.mask if part is p.lengths), softcap=None, dropout=0.0
+        ),
+        "dropout": lambda: plain.replace(dropout=p.dropout),
         p.dtype: lambda: plain.replace(dtype=p.dtype),
     }
     return [alone[axis]() for axis in axes]

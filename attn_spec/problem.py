@@ -34,7 +34,7 @@ class Arguments:
     softcap: logits become softcap * tanh(logits / softcap).  alibi: slopes [H] or [B, H], float32.  sinks: a further
     logit for each head [H], in the denominator alone.  lengths: queries and keys of each sample, where these are packed
     end to end; what stands beyond them is not handed over, and the output there is 0.  returns: "weights" or "lse",
-    asked for beside the output.
+    asked for beside the output.  dropout: the share of weights to drop, None where none is asked for.
     """
 
     q: Tensor
@@ -50,6 +50,7 @@ class Arguments:
     sinks: Tensor | None = None
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     returns: str = ""
+    dropout: float | None = None
 
     def replace(self, **changes: Any) -> Arguments:
         return dataclasses.replace(self, **changes)
@@ -95,6 +96,7 @@ class Problem:
     """One attention computation as data: sizes, dtype, mask and how it is delivered, scale, values, seed.
 
     Sizes are counts of samples, query heads, key/value heads, queries, keys and channels. sinks: each head has a sink.
+    dropout: the share of weights that are dropped.
     Raises ValueError, naming the field, where they do not fit. Equal problems make equal tensors, on every machine.
     """
 
@@ -111,6 +113,7 @@ class Problem:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    dropout: float = 0.0
     values: str = "sharp"
     layout: str = "contiguous"
     device: str = "cpu"
@@ -133,6 +136,8 @@ class Problem:
             raise ValueError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap: {self.softcap} is not positive; leave it out for none")
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout: {self.dropout} is not a share; give a number from 0 to 1")
         masks.check(self.mask, self.delivery, self.sizes)
 
     # what it is
@@ -209,6 +214,8 @@ class Problem:
             words.append(f"softcap{self.softcap:g}")
         if self.sinks:
             words.append("sinks")
+        if self.dropout:
+            words.append(f"dropout{self.dropout:g}")
         for name, usual in (("values", "sharp"), ("layout", "contiguous"), ("device", "cpu")):
             if getattr(self, name) != usual:
                 words.append(str(getattr(self, name)))
@@ -281,8 +288,9 @@ class Problem:
         mask_dtype = DTYPES[self.delivery.dtype] if self.delivery.dtype else dtype
         mask = masks.delivered(self.mask, self.delivery, self.sizes, self.seed, alignment, mask_dtype, dtype)
         form = None if mask is None else self.delivery.form
+        dropout = self.dropout or None
         if self.without_variants:
-            return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale)
+            return Arguments(q, k, v, mask, form, self.causal_by_flag, self.scale, dropout=dropout)
         window, slopes, lengths = self.window, self.alibi, self.lengths
         return Arguments(
             *(q, k, v, mask, form, self.causal_by_flag, self.scale),
@@ -291,6 +299,7 @@ class Problem:
             alibi=None if slopes is None else values.random_slopes(self._slopes_shape(slopes), self.seed),
             sinks=values.random_sinks(self.heads, self.seed).to(dtype) if self.sinks else None,
             lengths=None if lengths is None else (lengths.q_lengths, lengths.kv_lengths),
+            dropout=dropout,
         )
 
     def _slopes_shape(self, slopes: Alibi) -> tuple[int, ...]:

@@ -106,8 +106,8 @@ def test_nothing_else_is_taken_for_one(f: Any) -> None:
 @pytest.mark.parametrize(
     ("f", "parameters"),
     [
-        (eager, "query, key, value, attention_mask=None, scaling=None, *, output_attentions=False"),
-        (fused, "query, key, value, attention_mask=None, scaling=None, is_causal=False"),
+        (eager, "query, key, value, attention_mask=None, scaling=None, dropout=0.0, *, output_attentions=False"),
+        (fused, "query, key, value, attention_mask=None, scaling=None, is_causal=False, dropout=0.0"),
         (by_module, "query, key, value, attention_mask=None, scaling=None, is_causal=False"),
         (with_sinks, "query, key, value, attention_mask=None, scaling=None"),
     ],

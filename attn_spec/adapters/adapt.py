@@ -307,9 +307,6 @@ def _measure_precision(implementation: Implementation, declared: Mapping[str, st
 
 def _notes(signature: Signature) -> list[str]:
     notes = []
-    unjudged = [signature.roles[r] for r in ("dropout",) if signature.has(r)]
-    if unjudged:
-        notes.append(f"left at their defaults, not judged by this version: {', '.join(unjudged)}")
     if signature.not_understood:
         notes.append(f"parameters not understood, left at their defaults: {', '.join(signature.not_understood)}")
     return notes

@@ -62,6 +62,22 @@ class FunctionAdapter:
         poison_free_memory(arguments)
         if layout == "SD":
             return self._head_by_head(arguments)
+        values = self._laid(arguments)
+        args, kwargs = self.signature.call(values)
+        returned = self.function(*args, **kwargs)
+        for role, x in (("q", arguments.q), ("k", arguments.k), ("v", arguments.v)):
+            _carry_back(values[self.signature.roles[role]], x, layout)
+        return self.result(returned, arguments)
+
+    def call_arguments(self, arguments: Arguments) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is called with, where that is one call. Raises Unsupported."""
+        return self.signature.call(self._laid(arguments))
+
+    def _laid(self, arguments: Arguments) -> dict[str, Any]:
+        """The arguments of one call by parameter name, in the function's layout. Raises Unsupported."""
+        layout = self.conventions.layout.value
+        if layout == "SD":
+            raise Unsupported("it is called once for each head")
         values = self._values(arguments)
         q, k, v, mask = arguments.q, arguments.k, arguments.v, values.get(self._mask_name(arguments))
         if layout == "NSD":
@@ -70,20 +86,9 @@ class FunctionAdapter:
             if isinstance(mask, Tensor) and arguments.form != "key-padding" and mask.dim() == 4:
                 b, h, _, _ = arguments.sizes
                 values[self._mask_name(arguments)] = mask.expand(b, h, *mask.shape[2:]).flatten(0, 1)
-        moved = [into_layout(x, layout) for x in (q, k, v)]
-        values.update(zip((self.signature.roles[role] for role in "qkv"), moved, strict=True))
-        args, kwargs = self.signature.call(values)
-        returned = self.function(*args, **kwargs)
-        for x, passed in zip((q, k, v), moved, strict=True):
-            _carry_back(passed, x, layout)
-        return self.result(returned, arguments)
-
-    def call_arguments(self, arguments: Arguments) -> tuple[list[Any], dict[str, Any]]:
-        """What the function is called with, for a layout of four axes. Raises Unsupported."""
-        values = self._values(arguments)
-        for role, x in (("q", arguments.q), ("k", arguments.k), ("v", arguments.v)):
-            values[self.signature.roles[role]] = into_layout(x, self.conventions.layout.value)
-        return self.signature.call(values)
+        for role, x in (("q", q), ("k", k), ("v", v)):
+            values[self.signature.roles[role]] = into_layout(x, layout)
+        return values
 
     def _mask_name(self, arguments: Arguments) -> str:
         """The parameter that takes the mask of these arguments; "" where there is none."""
@@ -135,6 +140,11 @@ class FunctionAdapter:
             if role not in roles:
                 raise Unsupported(f"no parameter that returns the {arguments.returns}")
             values[roles[role]] = True
+        if arguments.dropout is not None:
+            if "dropout" not in roles:
+                raise Unsupported("no dropout parameter")
+            values[roles["dropout"]] = arguments.dropout
+            values |= {p.name: TRAINING[p.name] for p in signature.parameters if p.name in TRAINING}
         for role in ("window", "softcap", "alibi", "sinks", "lengths"):
             asked = getattr(arguments, role)
             if asked is not None and role not in roles:
@@ -157,7 +167,7 @@ class FunctionAdapter:
         return left if kind == "left" else left + 1
 
     def result(self, returned: Any, arguments: Arguments) -> Result:
-        """What the function returned for these arguments, in canonical form. Raises Violation, Unsupported."""
+        """What one call returned, as [B, H, Sq, Dv] and what comes beside it. Raises Violation, Unsupported."""
         tensors = [returned] if isinstance(returned, Tensor) else flat(returned)
         if not tensors:
             raise Violation(f"returned {type(returned).__name__}, not a tensor", merge="returns")
@@ -271,6 +281,10 @@ NEUTRAL: dict[str, Any] = {
     "probs": False,
     "ignored": False,
 }
+
+
+# what says, beside a rate, that it is to be heeded
+TRAINING = {"training": True, "train": True, "is_training": True, "deterministic": False}
 
 
 def at_rest(signature: Signature, fixed: Mapping[str, Any], head_dim: int) -> dict[str, Any]:

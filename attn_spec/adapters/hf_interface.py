@@ -62,9 +62,9 @@ def from_interface(function: Callable[..., Any], **module_attributes: Any) -> Ca
     """A function (query, key, value, attention_mask=None, scaling=None, ...) that calls one of the interface.
 
     module_attributes: of the module that calls it, beside the usual ones or in their place.
-    It takes `is_causal` where the function knows it, and `output_attentions` where the function returns its weights;
-    what else the function takes keeps its name and default. The scale is D ** -0.5 where none is given. Its attribute
-    `of_interface` is the function that it calls.
+    It takes `is_causal` where the function knows it, `dropout` where it names it (its module then trains), and
+    `output_attentions` where the function returns its weights; what else the function takes keeps its name and default.
+    The scale is D ** -0.5 where none is given. Its attribute `of_interface` is the function that it calls.
     Raises TargetError where the function is not of the interface, and in a call where its module lacks an attribute.
     """
     called = getattr(function, "__name__", type(function).__name__)
@@ -87,7 +87,7 @@ def from_interface(function: Callable[..., Any], **module_attributes: Any) -> Ca
             named["is_causal"] = causal
         if isinstance(attention_mask, Tensor):
             attention_mask = attention_mask[(None,) * (4 - attention_mask.dim())]
-        module = CallingModule(query, key, causal, **module_attributes)
+        module = CallingModule(query, key, causal, **module_attributes).train("dropout" in named)
         try:
             return function(module, query, key, value, attention_mask, **{"dropout": 0.0, **named})
         except Unknown as missing:
@@ -119,6 +119,8 @@ def import_source(line: str, function: Callable[..., Any]) -> str:
     own = inspect.signature(function).parameters
     causal = ", is_causal=is_causal" if "is_causal" in own else ""
     takes_causal = "is_causal=False, " if _knows_causality(function) else ""
+    takes_dropout = "dropout=None, " if "dropout" in own else ""
+    rate, training = ("dropout or 0.0", "dropout is not None") if takes_dropout else ("0.0", "False")
     return f"""{line}
 from types import SimpleNamespace
 
@@ -129,25 +131,27 @@ class CallingModule(torch.nn.Module):
     pass
 
 
-def impl(query, key, value, attention_mask=None, scaling=None, {takes_causal}**named):
-    module = CallingModule().eval()
+def impl(query, key, value, attention_mask=None, scaling=None, {takes_causal}{takes_dropout}**named):
+    module = CallingModule().train({training})
     module.num_key_value_groups = query.shape[1] // key.shape[1]
     module.is_causal, module.head_dim = {"is_causal" if takes_causal else "False"}, query.shape[-1]
     module.layer_idx, module.config, module.sliding_window = 0, SimpleNamespace(), None
     scaling = module.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attention_mask is not None:
         attention_mask = attention_mask[(None,) * (4 - attention_mask.dim())]
-    return interface(module, query, key, value, attention_mask, scaling=scaling, dropout=0.0{causal}, **named)"""
+    return interface(module, query, key, value, attention_mask, scaling=scaling, dropout={rate}{causal}, **named)"""
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Its own parameters without the module, the dropout and what is None or False for all that is judged."""
+    """Its own parameters without the module and what is None or False for all that is judged."""
     own = inspect.signature(function).parameters
     named = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, named) for name in FIRST[1:]]
     parameters += [inspect.Parameter(name, named, default=None) for name in ("attention_mask", "scaling")]
     if _knows_causality(function):
         parameters.append(inspect.Parameter("is_causal", named, default=False))
+    if "dropout" in own:
+        parameters.append(inspect.Parameter("dropout", named, default=0.0))
     taken = {*FIRST, "attention_mask", "scaling", "dropout", "is_causal"}
     rest = [p for p in own.values() if p.name not in taken and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     parameters += [p.replace(kind=p.KEYWORD_ONLY) for p in rest]

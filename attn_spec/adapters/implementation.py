@@ -21,7 +21,7 @@ from attn_spec.problem import TENSORS, Arguments, Problem
 from attn_spec.tolerance import Precision, candidates
 
 # what an adapter of one's own is not asked for unless it says that it looks at it
-VARIANTS = ("window", "softcap", "alibi", "sinks", "lengths")
+VARIANTS = ("window", "softcap", "alibi", "sinks", "lengths", "dropout")
 
 
 @dataclass(frozen=True, eq=False)

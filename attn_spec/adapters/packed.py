@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,10 +62,19 @@ def unpacked(function: Callable[..., Any]) -> Callable[..., Any]:
     made = dense(function)
     made.__signature__ = inspect.Signature([*tensors, *others, lengths])  # type: ignore[attr-defined]
     made.__name__ = getattr(function, "__name__", type(function).__name__)
+    there = getattr(function, "perform", None)
+    if there is not None:  # a procedure gets the dense function, where the packed one is
+        made.perform = partial(there, f"{__name__}:performed")  # type: ignore[attr-defined]
     for name in ("disturbed", "close"):
         if hasattr(function, name):
             setattr(made, name, getattr(function, name))
     return made
+
+
+def performed(function: Callable[..., Any], procedure: str, *args: Any, **kwargs: Any) -> Any:
+    """Run a procedure, "module:function", on a packed function as `dense` makes it."""
+    module, _, name = procedure.partition(":")
+    return getattr(importlib.import_module(module), name)(dense(function), *args, **kwargs)
 
 
 def source_of_dense() -> str:

@@ -8,7 +8,7 @@ import importlib
 
 THEMES = (
     *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
-    *("execution", "compiled", "autocast", "metamorphic", "modules", "conformance"),
+    *("execution", "compiled", "autocast", "metamorphic", "modules", "conformance", "randomness"),
 )
 
 

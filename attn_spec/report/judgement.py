@@ -219,6 +219,7 @@ class Judgement:
         wrong = [r for r in self.results if r.outcome == "failed" and "stale:" not in r.merge]
         failing = {r.problem for r in [*wrong, *(r for r in self.results if advisories and is_advisory(r))]} - fatal
         passing = {r.problem for r in self.results if r.outcome == "passed"} - failing - fatal
+        failing, passing = ({p for p in found if not p.dropout} for found in (failing, passing))  # drawn by chance
         room = max(limit - len(failing), limit // 3)
         return [*_varied(failing)[: limit - room], *_varied(passing)[:room]]
 

@@ -42,7 +42,13 @@ def reproducer(
     """
     if violation.reproducer:
         return violation.reproducer
+    from attn_spec.report.drawn_reproducer import DrawnScript, of_dropout
+
     try:
+        if of_dropout(getattr(violation, "code", "")):
+            if implementation.is_module:
+                return "# no short script shows this: the weights are read off between the projections\n"
+            return DrawnScript(implementation, problem, violation, check=check).shortest()
         if implementation.is_module:
             from attn_spec.report.module_reproducer import module_reproducer
 

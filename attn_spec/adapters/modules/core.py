@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,6 +53,8 @@ class ModuleFunction(Building):
                 continue  # transformers' modules give weights in eager alone
             if role != "dropout" and name not in ("query", "key", "value"):
                 made.append(inspect.Parameter(name, keyword, default=self.forward.defaults.get(name)))
+        if "dropout" in self.roles and self.instance is None:  # of the constructor: it is built with it, and trains
+            made.append(inspect.Parameter("dropout", keyword, default=0.0))
         if "causal" not in self.forward.roles and self.causal_by:
             made.append(inspect.Parameter("is_causal", keyword, default=False))
         return inspect.Signature(made)
@@ -85,14 +88,24 @@ class ModuleFunction(Building):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]) -> Any:
         """Attention on q, k, v as the module does it between its projections: output [B, H, S, Dv], and what else it
-        returns."""
-        causal = self._causal(named)
-        b, h, q_len, d = q.shape
+        returns; in training mode where a dropout is asked for."""
+        causal, dropout = self._causal(named), named.pop("dropout", None)
+        h, q_len, d = q.shape[1:]
         if q_len != k.shape[2] and not self.takes_context:
             raise Unsupported("queries and keys come from one sequence")
         cross = self.forward.context_required or (bool(self.forward.context) and q_len != k.shape[2])
         sizes = self.sizes_for(h, k.shape[1], d, v.shape[3], max(q_len, k.shape[2]), causal=causal, cross=cross)
-        module = self.built(sizes, q.dtype)
+        sizes = sizes if dropout is None else dataclasses.replace(sizes, dropout=dropout)
+        module = self.built(sizes, q.dtype).train(dropout is not None)
+        try:
+            return self._between(module, sizes, q, k, v, named)
+        finally:
+            module.eval()
+
+    def _between(
+        self, module: nn.Module, sizes: Sizes, q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]
+    ) -> list[Tensor]:
+        b = len(q)
         if self.input == "SD" or not b:
             if not b:
                 raise Unsupported("no sample to call it on")

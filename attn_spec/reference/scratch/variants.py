@@ -1,6 +1,7 @@
 """Attention with every variant, step by step, under flash-attn's names and in its layout."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,9 +26,9 @@ def variants(
     the bottom right: query i stands at key p = i + Sk - Sq. causal: it sees j <= p. window_size (left, right): it sees
     p - left <= j <= p + right, without bound where negative. softcap: logits become softcap tanh(logits / softcap),
     before anything is added. alibi_slopes [H] or [B, H]: -slope |p - j| is added. bias, broadcastable to
-    [B, H, Sq, Sk]: is added. sinks [H]: one more logit in the denominator. A row with no visible key is 0.
-    return_attn_probs: the log-sum-exp [B, H, Sq] (-inf in such a row, unless there is a sink) and the weights
-    [B, H, Sq, Sk] come too.
+    [B, H, Sq, Sk]: is added. sinks [H]: one more logit in the denominator. A row with no visible key is 0. dropout_p:
+    the share of weights that is dropped. return_attn_probs: the log-sum-exp [B, H, Sq] (-inf in such a row, unless
+    there is a sink) and the weights [B, H, Sq, Sk] before dropout come too.
     """
     q_len, kv_len, heads = q.shape[1], k.shape[1], q.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -57,7 +58,7 @@ def variants(
     extra = s if sinks is None else torch.cat([s, sinks.to(exact)[:, None, None].expand(*s.shape[:3], 1)], dim=-1)
     empty = (extra == -torch.inf).all(dim=-1, keepdim=True)  # nothing to sum: 0 / 0 is avoided, backwards too
     weights = torch.softmax(extra.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :kv_len]
-    out = (weights @ v_).to(q.dtype).transpose(1, 2)
+    out = (F.dropout(weights, dropout_p) @ v_).to(q.dtype).transpose(1, 2)
     if not return_attn_probs:
         return out
     lse = torch.logsumexp(extra.masked_fill(empty, 0.0), dim=-1).masked_fill(empty[..., 0], -torch.inf)

@@ -1,0 +1,67 @@
+"""Procedures that seed, where the user's callable is: calls one after the other, and a call with its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_spec.adapters.parcels import flat
+
+
+def _devices() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+
+
+def _states() -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(n) for n in _devices())]
+
+
+def draw(
+    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], seeds: list[int]
+) -> tuple[list[list[Tensor]], list[bool]]:
+    """What each of several calls returned, and whether it moved the generators on.
+
+    seeds: torch is seeded with each before its call; -1: it goes on where the call before has left it. The generators
+    are put back at the end.
+    """
+    outputs, moved_on = [], []
+    with torch.random.fork_rng(devices=_devices()), torch.no_grad():
+        for seed in seeds:
+            if seed >= 0:
+                torch.manual_seed(seed)
+            before = _states()
+            outputs.append([x.clone() for x in flat(function(*args, **kwargs))])
+            moved_on.append(not all(torch.equal(x, y) for x, y in zip(before, _states(), strict=True)))
+    return outputs, moved_on
+
+
+def draw_with_gradients(
+    function: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    wanted: list[int | str],
+    cotangent: Tensor,
+    seed: int,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What a call returned after a seed, and the gradients of the arguments that are wanted.
+
+    wanted: by position or by name.  Between the passes the generators are moved elsewhere, as other layers move them.
+    Returns no gradients where the output carries none.
+    """
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(kwargs)
+    leaves = {place: given[place].detach().clone().requires_grad_() for place in wanted}
+    given |= leaves
+    with torch.random.fork_rng(devices=_devices()), torch.enable_grad():
+        torch.manual_seed(seed)
+        positional = [given[n] for n in range(len(args))]
+        returned = flat(function(*positional, **{name: given[name] for name in kwargs}))
+        torch.manual_seed(seed + 1)
+        if not returned or not returned[0].requires_grad:
+            return [x.detach() for x in returned], []
+        cotangent = cotangent.to(returned[0].dtype)
+        grads = torch.autograd.grad(returned[0], list(leaves.values()), cotangent, materialize_grads=True)
+    return [x.detach() for x in returned], list(grads)
