@@ -147,6 +147,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "causal": ("is_causal", "causal"),
     "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
     "dropout": ("dropout_p", "dropout", "p"),
+    "seed": ("seed", "dropout_seed", "rng_seed", "random_seed", "philox_seed"),
     "window": ("window_size", "window", "sliding_window"),
     "softcap": ("softcap", "logits_soft_cap"),
     "alibi": ("alibi_slopes",),

@@ -118,6 +118,28 @@ def test_so_it_is_on_the_problems_of_ci(name: str, test: Any) -> None:
     assert not {"failed", "error", "known-failure"} & set(outcomes)
 
 
+def with_a_seed(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, seed: int = 0) -> Tensor:
+    """The seed is an argument, as of kernels in Triton: the same one drops the same weights."""
+    w = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+    if dropout_p:
+        w = w * (torch.rand(w.shape, generator=torch.Generator().manual_seed(seed)) >= dropout_p) / (1 - dropout_p)
+    return w @ v
+
+
+def its_seed_ignored(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, seed: int = 0) -> Tensor:
+    return with_a_seed(q, k, v, dropout_p, 5)
+
+
+def test_a_seed_that_is_an_argument_is_handed_over() -> None:
+    report = check_attention(with_a_seed, laws=["randomness"])
+    assert report.verdict == "passed", str(report)
+    assert {"ATN1107", "ATN1108", "ATN1109"} <= {r.code for r in report.results if r.outcome == "passed"}
+    report = check_attention(its_seed_ignored, laws=["randomness"])
+    assert "seed-fixed" in report.diagnosis
+    lines = str(report).splitlines()
+    assert any("dropout_p=0.2, seed=seed + m)" in line for line in lines)
+
+
 # modules --------------------------------------------------------------------------------------------------------------
 
 

@@ -145,6 +145,8 @@ class FunctionAdapter:
                 raise Unsupported("no dropout parameter")
             values[roles["dropout"]] = arguments.dropout
             values |= {p.name: TRAINING[p.name] for p in signature.parameters if p.name in TRAINING}
+            if "seed" in roles:
+                values[roles["seed"]] = 0  # which who makes several calls changes from one to the next
         for role in ("window", "softcap", "alibi", "sinks", "lengths"):
             asked = getattr(arguments, role)
             if asked is not None and role not in roles:
@@ -271,6 +273,7 @@ NEUTRAL: dict[str, Any] = {
     "key_padding": None,
     "bias": None,
     "dropout": 0.0,
+    "seed": 0,
     "window": None,
     "softcap": None,
     "alibi": None,

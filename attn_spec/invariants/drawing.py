@@ -152,7 +152,7 @@ def called(implementation: Implementation, arguments: Arguments, seeds: list[int
     """The outputs [B, H, Sq, Dv] of calls after these seeds, float64; and whether each moved the generators on."""
     adapter = _adapter(implementation)
     args, kwargs = adapter.call_arguments(arguments)
-    returned, moved_on = implementation.perform(draw, args, kwargs, seeds)
+    returned, moved_on = implementation.perform(draw, args, kwargs, seeds, _place(adapter, "seed", kwargs))
     return [_output(adapter, one, arguments) for one in returned], list(moved_on)
 
 
@@ -163,11 +163,11 @@ def called_with_gradients(
     adapter = _adapter(implementation)
     args, kwargs = adapter.call_arguments(arguments)
     layout, layout_out = adapter.conventions.layout.value, adapter.conventions.layout_out.value
-    names = [p.name for p in adapter.signature.parameters]
-    roles = [adapter.signature.roles[role] for role in "qkv"]
-    wanted = [role if role in kwargs else names.index(role) for role in roles]
+    wanted = [_place(adapter, role, kwargs) for role in "qkv"]
     given = into_layout(cotangent, layout_out).contiguous()
-    returned, grads = implementation.perform(draw_with_gradients, args, kwargs, wanted, given, seed)
+    returned, grads = implementation.perform(
+        draw_with_gradients, args, kwargs, wanted, given, seed, _place(adapter, "seed", kwargs)
+    )
     if not grads:
         raise Unsupported("the output carries no gradient")
     shapes = (arguments.q.shape, arguments.k.shape, arguments.v.shape)
@@ -175,6 +175,15 @@ def called_with_gradients(
         g.reshape(shape) if layout == "NSD" else g.permute(BACK[layout]) for g, shape in zip(grads, shapes, strict=True)
     ]
     return _output(adapter, returned, arguments), tuple(g.double() for g in back)
+
+
+def _place(adapter: FunctionAdapter, role: str, kwargs: dict[str, Any]) -> int | str | None:
+    """Where the argument of a role is, by name or by position; None where there is none."""
+    signature = adapter.signature
+    if not signature.has(role):
+        return None
+    name = signature.roles[role]
+    return name if name in kwargs else [p.name for p in signature.parameters].index(name)
 
 
 def _adapter(implementation: Implementation) -> FunctionAdapter:

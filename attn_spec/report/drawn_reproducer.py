@@ -43,6 +43,16 @@ class DrawnScript(Script):
         return [*self._drawn(), "print(drawn(1))"]
 
     @property
+    def _own_seed(self) -> str:
+        """The parameter that takes a seed; "" where the function draws from torch's generator."""
+        signature = getattr(self.implementation.adapter, "signature", None)
+        return "" if signature is None else str(signature.roles.get("seed", ""))
+
+    def _call_with(self, seed: str) -> str:
+        """The call, with its own seed where it takes one."""
+        return self.call.replace(f"{self._own_seed}=0", f"{self._own_seed}={seed}") if self._own_seed else self.call
+
+    @property
     def _spread(self) -> str:
         p = self.problem.dropout
         return f"{SIGMAS * (p * (1 - p)) ** 0.5:.3g}"
@@ -62,8 +72,8 @@ class DrawnScript(Script):
             f"        for c in range(min({p.v_dim}, {p.kv_len} - start)):",
             "            v[:, :, start + c, c] = 1",
             "        torch.manual_seed(seed)",
-            "        for _ in range(n):",
-            f"            out = {self.call}",
+            f"        for {'m' if self._own_seed else '_'} in range(n):",
+            f"            out = {self._call_with('seed + m')}",
             "        columns.append(out.detach())",
             f"    return torch.cat(columns, -1)[..., :{p.kv_len}].double()",
             "",
@@ -123,7 +133,7 @@ class DrawnScript(Script):
             "v = torch.zeros_like(v)",
             f"v[:, :, :{keys}, :{keys}] = v[:, :, :{keys}, {keys}:{2 * keys}] = torch.eye({keys}, dtype=v.dtype)",
             "torch.manual_seed(1)",
-            f"out = {self.call}",
+            f"out = {self._call_with('1')}",
             f"one, other = out[..., :{keys}], out[..., {keys}:{2 * keys}]  # each is the weights",
             'assert torch.allclose(one, other, atol=1e-2), "dropped for one channel of V and not for another"',
         ]
@@ -133,7 +143,7 @@ class DrawnScript(Script):
         return [
             "torch.manual_seed(1)",
             "before = torch.get_rng_state()",
-            f"out = {self.call}",
+            f"out = {self._call_with('1')}",
             *self._weights()[:-1],
             self._right()[-1],
             'assert torch.allclose(out.double(), expected, atol=1e-2), "not what it is without dropout"',
@@ -148,7 +158,7 @@ class DrawnScript(Script):
             f"v[:, :, :{n}, :{n}] = torch.eye({n}, dtype=v.dtype)",
             "q, k, v = (x.requires_grad_() for x in (q, k, v))",
             "torch.manual_seed(1)",
-            f"out = {self.call}",
+            f"out = {self._call_with('1')}",
             "torch.manual_seed(2)  # as other layers move it",
             "g = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))",
             "found = torch.autograd.grad(out, (q, k, v), g.to(out.dtype))",
@@ -178,4 +188,4 @@ class DrawnScript(Script):
         return [*self._drawn(), *self._weights(), 'assert (drawn(1)[right == 0] == 0).all(), "a hidden key is seen"']
 
     def _all(self) -> Lines:
-        return ["torch.manual_seed(1)", f"out = {self.call}", 'assert (out == 0).all(), "not zeros"']
+        return ["torch.manual_seed(1)", f"out = {self._call_with('1')}", 'assert (out == 0).all(), "not zeros"']
