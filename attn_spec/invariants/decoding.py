@@ -22,7 +22,7 @@ from attn_spec.invariants.comparison import (
 from attn_spec.invariants.masking import smoothing_error
 from attn_spec.invariants.variants import lse_bound, returned_lse
 from attn_spec.law import Unsupported, Violation, law
-from attn_spec.masks import KeyPadding
+from attn_spec.masks import Form, KeyPadding
 from attn_spec.problem import Arguments, Problem
 
 JUNK = 1e3  # what stands in unfilled slots, in units of the values: large, and finite in every dtype
@@ -61,7 +61,7 @@ def rows_of(implementation: Implementation, whole: Arguments, start: int, stop: 
     return whole.replace(q=q.contiguous(), k=k.contiguous(), v=v.contiguous(), mask=mask, form=form, causal=causal)
 
 
-def _with_past(mask: Tensor | None, form: str | None, past: Tensor) -> tuple[Tensor, str]:
+def _with_past(mask: Tensor | None, form: Form | None, past: Tensor) -> tuple[Tensor, Form]:
     """A mask and the causal triangle in one tensor."""
     if mask is None:
         return past[None, None], "bool"
@@ -172,7 +172,10 @@ def unfilled_hidden(implementation: Implementation, problem: Problem) -> None:
         )
         alone = alone.replace(k=alone.k[:, :, :length], v=alone.v[:, :, :length], causal=False)
         right = answer(implementation, alone)
-        worst = tolerance.worst(got[one], right.output, right.bounds.output + honest[one])
+        sees = right.lse[..., None] > -torch.inf  # a row without a key is what is declared, of all slots
+        worst = tolerance.worst(
+            torch.where(sees, got[one].double(), right.output), right.output, right.bounds.output + honest[one]
+        )
         require_within(
             worst, "output", merge="decoding-unfilled",
             because=f"sample {n}, {length} of {kv_len} keys filled and junk behind them",
