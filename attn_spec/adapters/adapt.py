@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_spec.adapters import hf_interface, measure, packed
+from attn_spec.adapters import cached, hf_interface, measure, packed
 from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
@@ -59,6 +59,10 @@ def adapt(
     if packed.is_packed(target):
         import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"
         target = packed.unpacked(target)
+    elif cached.is_cached(target):
+        layout = str(declared.get("layout") or "BSHD")
+        import_line = f"{import_line or import_source(target)}\n{cached.source_of_uncached(layout)}"
+        target = cached.uncached(target, layout)
     signature = read(_without(target, fixed), name, declared.get("parameters"))
     conventions, expected = _from_names(signature, name, declared)
     adapter = FunctionAdapter(target, signature, conventions, fixed)

@@ -8,7 +8,7 @@ import importlib
 
 THEMES = (
     *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
-    *("decoding", "decoding_modules", "execution", "metamorphic", "modules", "conformance"),
+    *("decoding", "decoding_caches", "decoding_modules", "execution", "metamorphic", "modules", "conformance"),
 )
 
 

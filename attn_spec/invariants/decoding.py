@@ -16,6 +16,7 @@ from attn_spec.invariants.comparison import (
     arguments_for,
     difference,
     evidence,
+    needs_plain,
     output,
     require_within,
 )
@@ -72,6 +73,7 @@ def _with_past(mask: Tensor | None, form: Form | None, past: Tensor) -> tuple[Te
 
 def _same_rows(implementation: Implementation, problem: Problem, cuts: list[int], merge: str, hint: str) -> None:
     """Every part of the rows, between two cuts, in a call of its own: the rows of the whole."""
+    needs_plain(implementation)
     whole, right = arguments_for(implementation, problem), answer_to(implementation, problem)
     for start, stop in zip(cuts, cuts[1:], strict=False):
         rows = slice(start, stop)
@@ -246,6 +248,7 @@ def left_padding(implementation: Implementation, problem: Problem) -> None:
     Why: prompts of a batch are padded on the left, so that their last tokens stand side by side.
     Example: a padding mask that takes the place of the triangle; one that is broadcast over the queries.
     """
+    needs_plain(implementation)
     whole, length = arguments_for(implementation, problem), problem.q_len
     got, exact = output(implementation, whole), answer_to(implementation, problem)
     for n, real in enumerate(filled(problem)):

@@ -2,7 +2,8 @@
 
 from attn_spec.choice.decoding import one_query_problems, one_query_three_way_problems
 from attn_spec.invariants import decoding as law
-from attn_spec.masks import Alibi, Bias, Causal, Delivery, KeyPadding, Part, Visible, Window
+from attn_spec.invariants import decoding_caches as cache_law
+from attn_spec.masks import Alibi, Bias, Causal, Delivery, KeyPadding, Lengths, Part, Visible, Window
 from attn_spec.problem import Problem
 from attn_spec.suites.suite import both, tries
 
@@ -86,3 +87,25 @@ test_left_padding = tries(
         PADDED.replace(mask=(*PADDED.mask, Window(2, None), Alibi()), delivery=Delivery("additive", "B1QK")),
     ],
 )
+
+
+def appended(lengths: tuple[int, ...], new: int = 3, **others: object) -> Problem:
+    """A cache in which each sample has its own number of keys, the last of them those of its queries."""
+    sizes = {"batch": len(lengths), "q_len": new, "kv_len": max(lengths)} | others
+    return GROUPED.replace(mask=(Causal(), Lengths((new,) * len(lengths), lengths)), **sizes)
+
+
+test_cache_written = tries(cache_law.cache_written, appended((11, 6, 3)), ci=[appended((70, 33), 1)])
+test_pages_equal_rows = tries(
+    cache_law.pages_equal_rows,
+    appended((21, 9, 14), 1),
+    ci=[appended((70, 33), 5), appended((21, 9, 14), 1, dtype="bfloat16")],
+)
+test_sequences_apart = tries(cache_law.sequences_apart, appended((21, 9, 14), 1), ci=[appended((17, 35), 4)])
+test_cache_filled_by_itself = tries(
+    cache_law.cache_filled_by_itself,
+    GROUPED.replace(q_len=9, kv_len=9, batch=3),
+    causal(GROUPED.replace(q_len=9, kv_len=9), Window(3, None), Alibi()),
+    ci=[LONG],
+)
+test_unfilled_nan = tries(cache_law.unfilled_nan, appended((21, 9, 14), 1))
