@@ -1,6 +1,6 @@
 """Attention with a cache as a row of small functions, each of which can be changed on its own.
 
-    positions -> rotate -> slot -> write -> slot -> read -> heed -> visible -> near -> distance -> part -> merge
+    positions -> turned_by -> slot -> write -> slot -> read -> visible -> near -> heed -> distance -> part -> merge
     forget, between two sequences
 
 With every block right a sequence in parts gives what the whole gives. With one block changed it is a fault: what a
@@ -46,10 +46,10 @@ class Cache:
         return self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
 
 
-def empty(batch: int, slots: int, like_k: Tensor, like_v: Tensor) -> Cache:
-    """A cache of zeros for k and v of these heads and channels."""
-    k, v = (x.new_zeros(batch, slots, x.shape[1], x.shape[3]) for x in (like_k, like_v))
-    return Cache(k, v, torch.zeros(batch, dtype=torch.long))
+def empty(slots: int, k: Tensor, v: Tensor) -> Cache:
+    """A cache of zeros for k [B, Hkv, S, D] and v [B, Hkv, S, Dv]."""
+    keys, values = (x.new_zeros(len(x), slots, x.shape[1], x.shape[3]) for x in (k, v))
+    return Cache(keys, values, torch.zeros(len(k), dtype=torch.long))
 
 
 # the blocks ----------------------------------------------------------------------------------------------------------
@@ -60,13 +60,9 @@ def positions(filled: Tensor, new: int) -> Tensor:
     return filled[:, None] + torch.arange(new)
 
 
-def rotate(x: Tensor, at: Tensor) -> Tensor:
-    """q or k turned by their positions [B, S], the first half of the channels with the second."""
-    half = x.shape[-1] // 2
-    angles = at[:, None, :, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+def turned_by(at: Tensor) -> Tensor:
+    """The positions by which q and k are rotated [B, S]: their own."""
+    return at
 
 
 def slot(cache: Cache, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,6 +126,25 @@ def forget(cache: Cache) -> None:
     cache.begun = False
 
 
+# what a step may do besides -------------------------------------------------------------------------------------------
+
+
+def rotate_halves(x: Tensor, at: Tensor) -> Tensor:
+    """RoPE: q or k [B, H, S, D] turned by positions [B, S], the first half of the channels with the second."""
+    half = x.shape[-1] // 2
+    angles = at[:, None, :, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def rotate_pairs(x: Tensor, at: Tensor) -> Tensor:
+    """The same with each channel and the next."""
+    halves = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+    a, b = rotate_halves(halves, at).chunk(2, dim=-1)
+    return torch.stack([a, b], dim=-1).flatten(-2)
+
+
 # a step --------------------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +153,7 @@ class Decoding:
     """The blocks of a step; `Decoding()` is right, `Decoding(slot=...)` has that block changed."""
 
     positions: Callable[..., Any] = positions
-    rotate: Callable[..., Any] = rotate
+    turned_by: Callable[..., Any] = turned_by
     slot: Callable[..., Any] = slot
     write: Callable[..., Any] = write
     read: Callable[..., Any] = read
@@ -160,7 +175,8 @@ Rotation = Callable[[Tensor, Tensor], Tensor]
 class Asked:
     """What one step is asked for, as `attn_spec.problem.Arguments` has it.
 
-    mask: bool, True = seen, and bias: numbers to add; each broadcastable to [B, H, S, n].
+    mask: bool, True = seen, and bias: numbers to add; each broadcastable to [B, H, S, n].  rotate: how q and k are
+    turned by positions; None: not at all.
     """
 
     causal: bool = True
@@ -170,7 +186,7 @@ class Asked:
     softcap: float | None = None
     mask: Tensor | None = None
     bias: Tensor | None = None
-    rotates: bool = False
+    rotate: Rotation | None = None
 
 
 def step(
@@ -183,9 +199,9 @@ def step(
     new = q.shape[2]
     held = cache.filled if k is not None else cache.filled - new
     at = blocks.positions(held, new)
-    if asked.rotates:
-        q = blocks.rotate(q, at)
-        k = None if k is None else blocks.rotate(k, at)
+    if asked.rotate is not None:
+        turn = blocks.turned_by(at)
+        q, k = asked.rotate(q, turn), None if k is None else asked.rotate(k, turn)
     if k is not None and v is not None:
         row, place = blocks.slot(cache, at)
         blocks.write(cache.k, k, row, place)

@@ -115,18 +115,13 @@ def mask_at_first_call_only(mask: Tensor | None, begun: bool) -> Tensor | None:
 
 
 @fault(
-    "rotate",
+    "turned_by",
     "new tokens are rotated as if they stood at the start of the sequence",
     sources=("pytorch/executorch#2010",),
     advice="Take the rows of the rotation from len(cache) on.",
 )
-def rotation_from_zero(x: Tensor, at: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    at = torch.arange(at.shape[1]).expand_as(at)
-    angles = at[:, None, :, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+def rotation_from_zero(at: Tensor) -> Tensor:
+    return torch.arange(at.shape[1]).expand_as(at)
 
 
 @fault(

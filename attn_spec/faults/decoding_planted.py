@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_spec.decoding_blocks import RIGHT, Asked, Cache, Decoding, empty, rotate, step
+from attn_spec.decoding_blocks import RIGHT, Asked, Cache, Decoding, empty, rotate_halves, step
 from attn_spec.faults.behaviour import BehaviourFault
 
 
@@ -137,7 +137,7 @@ def planted_decoder(
             """Without a cache: a whole sequence, as it is trained on."""
             s, at = q.shape[2], torch.arange(q.shape[2])
             if rotates:
-                q, k = (rotate(x, at.expand(len(x), s)) for x in (q, k))
+                q, k = (rotate_halves(x, at.expand(len(x), s)) for x in (q, k))
             seen = at <= at[:, None]
             if window is not None:
                 seen = seen & (at[:, None] - at <= window)
@@ -147,11 +147,13 @@ def planted_decoder(
         def decode(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             """New tokens, with those that the cache holds."""
             if self.cache is None:
-                self.cache = empty(len(q), SLOTS, k, v)
+                self.cache = empty(SLOTS, k, v)
             if mask is not None:
                 mask = F.pad(mask, (0, self.cache.slots - mask.shape[-1]))
             near = None if window is None else (window, None)
-            out, _ = step(self.cache, q, k, v, Asked(mask=mask, window=near, rotates=rotates), blocks)
+            out, _ = step(
+                self.cache, q, k, v, Asked(mask=mask, window=near, rotate=rotate_halves if rotates else None), blocks
+            )
             return out
 
         def reset_cache(self) -> None:
@@ -161,4 +163,4 @@ def planted_decoder(
     return CausalDecoder
 
 
-SLOTS = 40  # of the cache of a planted module
+SLOTS = 128  # of the cache of a planted module

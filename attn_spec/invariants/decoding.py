@@ -146,27 +146,9 @@ def unfilled_hidden(implementation: Implementation, problem: Problem) -> None:
     Example: slots of zeros that take their share of the softmax; one length for the whole batch.
     """
     whole, lengths = arguments_for(implementation, problem), filled(problem)
-    b, _, q_len, kv_len = whole.sizes
-    j, i = torch.arange(kv_len), torch.arange(q_len)[:, None]
-    seen = torch.stack([j <= n - q_len + i for n in lengths])[:, None]  # [B, 1, Sq, Sk]
-    beyond = torch.stack([j >= n for n in lengths])[:, None, :, None]
-    k, v = (
-        torch.where(beyond, JUNK * sign * (1 + whole_.abs()), whole_)
-        for whole_, sign in ((whole.k, 1.0), (whole.v, -1.0))
-    )
-    mask = (
-        seen
-        if whole.form != "additive"
-        else torch.zeros(seen.shape, dtype=whole.q.dtype).masked_fill(~seen, -torch.inf)
-    )
-    if whole.form == "key-padding":
-        if q_len > 1:
-            raise Unsupported("a key padding can't hide the future")
-        mask = seen[:, 0, 0]
-    asked = whole.replace(k=k, v=v, mask=mask, form=whole.form, causal=False)
-    if implementation.conventions.causal.value == "always":
-        raise Unsupported("always causal, so the length of a cache can't be said by a mask")
-    got, honest = output(implementation, asked), smoothing_error(implementation, whole, float(k.abs().amax()))
+    asked, seen = with_junk(implementation, problem)
+    kv_len = problem.kv_len
+    got, honest = output(implementation, asked), smoothing_error(implementation, whole, float(asked.k.abs().amax()))
     for n, length in enumerate(lengths):
         one = slice(n, n + 1)
         alone = whole.replace(
@@ -185,6 +167,32 @@ def unfilled_hidden(implementation: Implementation, problem: Problem) -> None:
         )  # fmt: skip
 
 
+def with_junk(implementation: Implementation, problem: Problem) -> tuple[Arguments, Tensor]:
+    """The call on a cache with junk behind what is filled, and what its queries see [B, 1, Sq, Sk].
+
+    Raises Unsupported where no mask can say that.
+    """
+    if implementation.conventions.causal.value == "always":
+        raise Unsupported("always causal, so the length of a cache can't be said by a mask")
+    whole, lengths = arguments_for(implementation, problem), filled(problem)
+    _, _, q_len, kv_len = whole.sizes
+    j, i = torch.arange(kv_len), torch.arange(q_len)[:, None]
+    seen = torch.stack([j <= n - q_len + i for n in lengths])[:, None]  # [B, 1, Sq, Sk]
+    beyond = torch.stack([j >= n for n in lengths])[:, None, :, None]
+    k, v = (
+        torch.where(beyond, JUNK * sign * (1 + whole_.abs()), whole_)
+        for whole_, sign in ((whole.k, 1.0), (whole.v, -1.0))
+    )
+    mask = seen
+    if whole.form == "additive":
+        mask = torch.zeros(seen.shape, dtype=whole.q.dtype).masked_fill(~seen, -torch.inf)
+    elif whole.form == "key-padding":
+        if q_len > 1:
+            raise Unsupported("a key padding can't hide the future")
+        mask = seen[:, 0, 0]
+    return whole.replace(k=k, v=v, mask=mask, form=whole.form, causal=False), seen
+
+
 # keys in parts -------------------------------------------------------------------------------------------------------
 
 
@@ -199,11 +207,7 @@ def uneven_splits_merge(implementation: Implementation, problem: Problem) -> Non
         raise Unsupported("keys that depend on positions can't be split")
     whole, right = arguments_for(implementation, problem), answer_to(implementation, problem)
     parts = []
-    for keys in _uneven(problem.kv_len):
-        mask = whole.mask
-        if mask is not None and mask.shape[-1] > 1:
-            mask = mask[..., keys].contiguous()
-        part = whole.replace(k=whole.k[:, :, keys].contiguous(), v=whole.v[:, :, keys].contiguous(), mask=mask)
+    for part in uneven_parts(whole):
         lse, out = returned_lse(implementation, part), output(implementation, part.replace(returns="lse"))
         parts.append((out.double(), lse.double(), answer(implementation, part), lse))
     sums = torch.stack([_nothing(implementation, exact.lse, lse) for _, lse, exact, _ in parts])
@@ -226,10 +230,16 @@ def uneven_splits_merge(implementation: Implementation, problem: Problem) -> Non
     )  # fmt: skip
 
 
-def _uneven(length: int) -> list[slice]:
-    """One key, most of the keys, and a short rest."""
+def uneven_parts(whole: Arguments) -> Iterator[Arguments]:
+    """The call on one key, on most of the keys, and on a short rest."""
+    length = whole.k.shape[2]
     cuts = sorted({0, 1, length - max(2, length // 4), length})
-    return [slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        k, v = (x[:, :, start:stop].contiguous() for x in (whole.k, whole.v))
+        mask = whole.mask
+        if mask is not None and mask.shape[-1] > 1:
+            mask = mask[..., start:stop].contiguous()
+        yield whole.replace(k=k, v=v, mask=mask)
 
 
 def _nothing(implementation: Implementation, exact: Tensor, lse: Tensor) -> Tensor:
