@@ -35,6 +35,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from attn_spec.config_cache import CacheConfig
 from attn_spec.config_words import Called, Constructed, Projection, Role
 from attn_spec.conventions import CHOICES
 from attn_spec.engine import KnownFailure, Policy
@@ -152,6 +153,8 @@ class ImplementationConfig(_Section):
     """Which of the things that a module returns is the output, counted from 0."""
     mask_shapes: list[MASK_SHAPE] = Field(default_factory=list)
     """The shapes that a mask parameter takes: B sample, H head, Q query, K key, 1 for all."""
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    """How a module keeps its cache, where the names of its arguments can't tell."""
     require: list[str] = Field(default_factory=list)
     """What must not be refused: axes (gqa, bfloat16, d_v, ...), parameters, or codes and names of laws."""
     strict: bool = False
@@ -178,7 +181,7 @@ class ImplementationConfig(_Section):
             "precision": precision,
             "construct": self.constructor,
         }
-        more |= {name: getattr(self, name) for name in FOR_MODULES}
+        more |= {name: getattr(self, name) for name in FOR_MODULES} | {"cache": self.cache.declared()}
         out |= {key: value for key, value in more.items() if value not in (None, {}, [])}
         if "projections" in self.model_fields_set and not self.projections:
             out["projections"] = {}  # it has none that count
@@ -361,11 +364,12 @@ def _keys_at(keys: tuple[Any, ...]) -> list[str]:
     """The keys that are known in the mapping at a place."""
     if not keys:
         return [*_names(_File), *_names(ImplementationConfig)]
-    sections: dict[str, type[_Section]] = {"precision": PrecisionConfig, "known_failures": KnownFailureConfig}
+    sections: dict[str, type[BaseModel]] = {"precision": PrecisionConfig, "known_failures": KnownFailureConfig}
+    sections |= {"cache": CacheConfig}
     return _names(sections.get(str(keys[2]) if len(keys) > 2 else "", ImplementationConfig))
 
 
-def _names(section: type[_Section]) -> list[str]:
+def _names(section: type[BaseModel]) -> list[str]:
     """The keys of a section as they are written."""
     return [field.alias or name for name, field in section.model_fields.items()]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attn_spec.config import _File
+from attn_spec.config_cache import CACHE_WORDS
 from attn_spec.config_words import CALL_WORDS, PROJECTIONS, SIZE_WORDS
 from attn_spec.conventions import CHOICES, ROLES
 
@@ -27,6 +28,8 @@ def schema() -> dict[str, Any]:
     for name, words, what in KEYS:
         each = {word: {"type": "string", "description": f"The name of the {what} for {word}."} for word in words}
         keys[name] |= {"properties": each, "additionalProperties": False}
+    made = definitions["CacheConfig"]["properties"]["arguments"]
+    made["additionalProperties"] = {"anyOf": [{"enum": list(CACHE_WORDS)}, {}]}
     for name, known in WORDS.items():
         keys[name]["additionalProperties"] = {"anyOf": [{"enum": list(known)}, {}]}
     named = {"allOf": [{"$ref": "#/definitions/ImplementationConfig"}, {"required": ["target"]}]}

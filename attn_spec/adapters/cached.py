@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,12 +44,16 @@ class Laid:
 
 @dataclass(eq=False)
 class Cached:
-    """A function with a cache, the parameter of each role, its layout (BSHD or BHSD) and the size of its pages."""
+    """A function with a cache, the parameter of each role, its layout (BSHD or BHSD) and the size of its pages.
+
+    rows: whether it takes a cache of rows, and not of pages alone.
+    """
 
     function: Callable[..., Any]
     names: dict[str, str]
     layout: str = "BSHD"
     page: int = 16
+    rows: bool = True
 
     @property
     def appends(self) -> bool:
@@ -58,6 +62,11 @@ class Cached:
     @property
     def pages(self) -> bool:
         return "block_table" in self.names
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """The caches that it takes: of rows (False), of pages (True), or both."""
+        return (False,) * self.rows + (True,) * self.pages
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, packed_lengths: Any = None, **others: Any) -> Any:
         """f(q, k, v) in the function's layout. packed_lengths: queries and keys of each sample, all queries or none."""
@@ -157,7 +166,8 @@ def uncached(function: Callable[..., Any], layout: str = "BSHD") -> Callable[...
     names = {
         role: next(n for n in parameters if n in known) for role, known in roles.items() if set(known) & set(parameters)
     }
-    cached = Cached(function, names, layout)
+    table = parameters.get(names.get("block_table", ""))
+    cached = Cached(function, names, layout, rows=table is None or table.default is not table.empty)
     cached.page = _page(cached)
 
     def attention(q: Any, k: Any, v: Any, *args: Any, packed_lengths: Any = None, **others: Any) -> Any:
@@ -192,7 +202,7 @@ def _page(cached: Cached) -> int:
         return 16
     g = torch.Generator().manual_seed(0)
     for size in PAGES:
-        tried = Cached(cached.function, cached.names, cached.layout, size)
+        tried = replace(cached, page=size)
         q, k, v = (torch.randn(2, 3, 3, 16, generator=g) for _ in range(3))
         try:
             tried.dense(q, k, v)

@@ -31,6 +31,7 @@ from attn_spec.tolerance import roundoff
 from attn_spec.whole import projected
 
 MOST = 40  # trials
+SEQUENCES = 4  # problems on which a module's sequences are looked at
 BUDGET_S = 4.0  # after which no further trial is begun
 ROOM = 512  # roundoffs of the largest number by which the two may differ
 
@@ -167,7 +168,7 @@ def _called(implementation: Implementation, call: Arguments) -> Trial:
 def _with_caches(calls: Calls) -> Iterator[Trial]:
     """Calls on caches of rows and of pages, with new keys and without: what they give, and what they leave."""
     lengths = list(calls.lengths[1])
-    for paged in (False, True) if calls.cached.pages else (False,):
+    for paged in calls.cached.kinds:
         for new in (0, calls.arguments.q.shape[2]) if calls.cached.appends else (0,):
             laid = calls.laid(new=new, paged=paged)
             out = calls.on(laid)
@@ -194,7 +195,8 @@ def _stepped(cached: Any, call: Arguments, lengths: list[int], blocks: Decoding,
 
 
 def _of_module(implementation: Implementation, asked: list[tuple[str, Problem]], of_length: str) -> Iterator[Trial]:
-    for problem in dict.fromkeys(problem for code, problem in asked if code >= "ATN1050"):
+    problems = list(dict.fromkeys(problem for code, problem in asked if code >= "ATN1050"))
+    for problem in problems[:SEQUENCES]:
         try:
             found = Simulated.of(decoded(implementation, problem), of_length)
             if found is not None:
