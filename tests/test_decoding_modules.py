@@ -222,9 +222,35 @@ class CausalBuiltOverwriting(CausalBuilt):
         return input_pos - input_pos[0]
 
 
+class CausalWithTable(Base):
+    """The whole table of the rotation, of which it takes the rows from `start_pos` on."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, start_pos: int = 0, cache: Any = None) -> Any:
+        q, k, v = self.project(x)
+        rows = slice(self.first(start_pos), self.first(start_pos) + x.shape[1])
+        q, k = (self.turned(y, cos[rows], sin[rows]) for y in (q, k))
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+        return self.attend(q, k, v, k.shape[2] - q.shape[2]), (k, v)
+
+    def first(self, start_pos: int) -> int:
+        return start_pos
+
+    @staticmethod
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+
+class CausalTableFromZero(CausalWithTable):
+    def first(self, start_pos: int) -> int:
+        return 0
+
+
 RIGHT: dict[type[nn.Module], tuple[str, dict[str, Any]]] = {
     CausalWithObject: ("object", {}),
     CausalWithPair: ("returned", {}),
+    CausalWithTable: ("returned", {}),
     CausalInside: ("inside", {}),
     AtPositions: ("positions", {}),
     CausalBuilt: ("built", {"causal": "always", "call": {"mask": None}}),
@@ -248,6 +274,7 @@ def test_every_way_is_understood_and_holds(module: type[nn.Module]) -> None:
     [
         (CausalTopLeft, {}, "session-steps"),
         (CausalPairOfNewAlone, {}, "session-steps"),
+        (CausalTableFromZero, {}, "session-steps"),
         (CausalPairOfNothing, {}, "cache-not-returned"),
         (CausalInsideUnasked, {}, "cache-unasked"),
         (CausalBuiltOverwriting, {"causal": "always", "call": {"mask": None}}, "session-steps"),
