@@ -98,7 +98,8 @@ def with_kvcache(
     """Sample by sample, in plain torch: q [B, Sq, H, D], caches [R, N, Hkv, D] or pages of them."""
     out = q.new_zeros(*q.shape[:3], v_cache.shape[3])
     lengths = [k_cache.shape[1]] * len(q) if cache_seqlens is None else cache_seqlens.tolist()
-    for b, held in enumerate(lengths):
+    for b, filled in enumerate(lengths):
+        held = int(filled)
         if block_table is not None:
             size = k_cache.shape[1]
             where = [(int(block_table[b, p // size]), p % size) for p in range(size * block_table.shape[1])]
@@ -205,7 +206,7 @@ def test_steps_of_the_right_blocks_give_the_whole(cuts: list[int]) -> None:
     cache, outs = empty(13, k, v), []
     for a, b in zip(cuts, cuts[1:], strict=False):
         asked = Asked(rotate=rotate_halves)
-        outs.append(step(cache, *(x[:, :, a:b] for x in (q, k, v)), asked, RIGHT)[0])
+        outs.append(step(cache, q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], asked, RIGHT)[0])
     at = torch.arange(11).expand(2, 11)
     right = torch.nn.functional.scaled_dot_product_attention(
         rotate_halves(q, at), rotate_halves(k, at), v, is_causal=True, enable_gqa=True

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_spec import check_attention
+from attn_spec import adapt, check_attention
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.sessions import Grown, protocol_of
 from attn_spec.faults import behaviour
@@ -183,7 +183,7 @@ class AtPositions(Base):
 
     @staticmethod
     def turned(x: Tensor, freqs_cis: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * freqs_cis[:, None]).flatten(-2).to(x.dtype)
 
 
@@ -297,6 +297,21 @@ def test_what_raises_with_a_cache_is_no_refusal() -> None:
     assert report.verdict == "failed"
     assert {r.merge for r in report.results if r.outcome == "failed"} == {"decoding-raises"}
     assert "raises RuntimeError" in report.judgement.headline
+
+
+def test_the_reproducer_fails_by_itself() -> None:
+    report = judged(CausalPairOfNewAlone)
+    (first,) = [m for m in report.judgement.merged() if m.first.code == "ATN1050"]
+    script = report.judgement.reproducer(first.first)
+    assert "layer_past=cache, use_cache=True" in script
+    with pytest.raises(AssertionError, match="in parts, with the cache"):
+        exec(script, {})
+
+
+def test_what_it_keeps_is_described() -> None:
+    made = adapt(CausalWithPair)
+    assert [(name, finding.value) for name, finding in made.facts if name == "cache"] == [("cache", "returned")]
+    assert not any("left at their defaults" in note for note in made.notes)
 
 
 def test_one_token_at_a_time_is_allowed() -> None:

@@ -12,6 +12,7 @@ from attn_spec.adapters import cached, hf_interface, measure, packed
 from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
+from attn_spec.adapters.modules import sessions
 from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, expectations, settle_masks, settle_weights
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.signature import Signature, TargetError, read
@@ -90,6 +91,7 @@ def _adapted_module(
         expected.discard("empty_rows")  # the name of a mask speaks of functions
     if module.causal_by == "constructor" and declared.get("alignment") is None:
         expected.discard("alignment")  # no name of forward speaks of it
+    module.facts += sessions.facts(module)
     adapter = ModuleAdapter(target, signature, conventions, module=module)
     made = Implementation(
         name, target_name or name, adapter, conventions, import_line=import_line, device=device, facts=module.facts
@@ -103,8 +105,9 @@ def _adapted_module(
     if module.forward.rotations or given:
         names = ", ".join([*module.forward.rotations, *given])
         made.notes.append(f"{names}: given as the rotation that changes nothing; what is done with it is not judged")
-    if module.forward.left:
-        made.notes.append(f"arguments of forward that are left at their defaults: {', '.join(module.forward.left)}")
+    left = [name for name in module.forward.left if name not in sessions.names_of(module)]
+    if left:
+        made.notes.append(f"arguments of forward that are left at their defaults: {', '.join(left)}")
     return made
 
 

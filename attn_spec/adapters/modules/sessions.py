@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.modules.construct import Sizes, substituted
 from attn_spec.adapters.modules.forward import MORE, STARTS
-from attn_spec.conventions import ROLES
+from attn_spec.conventions import ROLES, Finding
 from attn_spec.law import Unsupported, Violation
 
 if TYPE_CHECKING:
@@ -87,6 +87,22 @@ def protocol_of(f: ModuleFunction) -> Protocol | None:
     else:
         return None
     return Protocol(kind, parameter, switches, reset, made_of, told.get("arguments"), mask, declared=bool(told))
+
+
+def names_of(f: ModuleFunction) -> set[str]:
+    """The arguments of forward that only calls with a cache are given."""
+    found = protocol_of(f)
+    return set() if found is None else {found.parameter, *found.switches, *STARTS, *POSITIONS, *BATCHED}
+
+
+def facts(f: ModuleFunction) -> list[tuple[str, Finding]]:
+    """How it keeps a cache, for the table of `describe`; nothing where it keeps none."""
+    found = protocol_of(f)
+    if found is None:
+        return []
+    words = [found.parameter, *found.switches, f"{found.reset}()" if found.reset else "", found.made_of]
+    evidence = ", ".join(word for word in words if word) or "its attributes and arguments"
+    return [("cache", Finding(found.kind, "declared" if found.declared else "assumed", evidence))]
 
 
 def _of_transformers(module: nn.Module) -> bool:
