@@ -117,8 +117,8 @@ def with_kvcache(
         keys, values = (x.repeat_interleave(group, 1).transpose(0, 1).float() for x in (keys, values))
         s = q[b].transpose(0, 1).float() @ keys.mT * (softmax_scale or 1 / math.sqrt(q.shape[3]))
         if causal:
-            i, j = torch.arange(q.shape[1])[:, None], torch.arange(held)
-            s = s.masked_fill(j > held - q.shape[1] + i, -torch.inf)
+            at = torch.arange(q.shape[1])[:, None] + held - q.shape[1]
+            s = s.masked_fill(torch.arange(held) > at, -torch.inf)
         out[b] = (torch.softmax(s, -1).nan_to_num() @ values).transpose(0, 1).to(q.dtype)
     return out
 

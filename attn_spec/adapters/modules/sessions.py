@@ -168,7 +168,7 @@ class Session:
             except Exception as error:
                 raise self._explained(error, start, stop) from None
             if self.protocol.kind == "returned":
-                self.cache = _handed_back(returned)
+                self.cache = self._handed_back(returned)
             outputs.append(self._output(returned))
         return torch.cat(outputs, dim=1)
 
@@ -239,6 +239,21 @@ class Session:
         out = self.f.tensors(returned)[0].detach()
         return out.transpose(0, 1) if self.f.input == "SBD" else out
 
+    def _handed_back(self, returned: Any) -> Any:
+        """The keys and values that came beside the output.
+
+        Raises Violation where there are none though they were asked for, Unsupported where nothing asks for them.
+        """
+        values = list(returned.values()) if isinstance(returned, Mapping) else returned
+        rest = list(values[1:]) if isinstance(values, (tuple, list)) else []
+        kept = [x for x in rest if x is not None and not isinstance(x, (Tensor, int, float, str))]
+        kept += [x for x in rest if isinstance(x, Tensor) and x.dim() >= 4]
+        if kept:
+            return kept[0]
+        if self.protocol.switches or self.protocol.declared:
+            raise Violation("asked for its cache, it gives none back beside the output", merge="cache-not-returned")
+        raise Unsupported("gives no keys and values back beside the output; `call:` in attn.yaml asks it for them")
+
     def _explained(self, error: Exception, start: int, stop: int) -> Exception:
         """What an exception in a call with a cache is: a failure, unless our guess of the protocol may be wrong."""
         text = described(error)
@@ -251,17 +266,6 @@ class Session:
             hint="a call with a cache has fewer queries than keys: its mask has S rows and len(cache) + S columns",
             merge="decoding-raises",
         )
-
-
-def _handed_back(returned: Any) -> Any:
-    """The keys and values that came beside the output. Raises Violation where there are none."""
-    values = list(returned.values()) if isinstance(returned, Mapping) else returned
-    rest = list(values[1:]) if isinstance(values, (tuple, list)) else []
-    kept = [x for x in rest if x is not None and not isinstance(x, (Tensor, int, float, str))]
-    kept += [x for x in rest if isinstance(x, Tensor) and x.dim() >= 4]
-    if not kept:
-        raise Violation("asked for its cache, it gives none back beside the output", merge="cache-not-returned")
-    return kept[0]
 
 
 def decode(f: ModuleFunction, plan: Sequence[Mapping[str, Any]], *, sizes: Sizes, capacity: int) -> list[Tensor]:
