@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from attn_spec.config_sections import CacheConfig, PrecisionConfig, Section
 from attn_spec.config_words import Called, Claim, Constructed, Projection, Role
 from attn_spec.conventions import CHOICES
 from attn_spec.engine import KnownFailure, Policy
 from attn_spec.reference import BUILTINS
 
-DTYPE = Literal["float64", "float32", "bfloat16", "float16"]
 MASK_SHAPE = Literal["BHQK", "B1QK", "B11K", "HQK", "QK", "BK"]
 LEDGER = Path(__file__).parent / "reference" / "ledger.yaml"
 SCHEMA = Path(__file__).parent / "attn.schema.json"
@@ -51,22 +51,7 @@ class ConfigError(ValueError):
     """A configuration file that can't be used: the file, the line, the key, what is wrong and what to write."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-
-
-class PrecisionConfig(_Section):
-    """The dtypes that scores, weights and sums are rounded to, for inputs of half precision."""
-
-    scores: DTYPE | None = None
-    """The dtype of the logits, before the softmax."""
-    weights: DTYPE | None = None
-    """The dtype of the weights, when they are multiplied by v."""
-    accumulate: DTYPE | None = None
-    """The dtype that the products are summed in."""
-
-
-class KnownFailureConfig(_Section):
+class KnownFailureConfig(Section):
     """A check that is known to fail; the reason is mandatory, and an entry that no longer fails is red."""
 
     check: str
@@ -86,7 +71,7 @@ class KnownFailureConfig(_Section):
         return reason
 
 
-class ImplementationConfig(_Section):
+class ImplementationConfig(Section):
     """What is declared for one implementation."""
 
     target: str | None = None
@@ -153,6 +138,8 @@ class ImplementationConfig(_Section):
     """Which of the things that a module returns is the output, counted from 0."""
     mask_shapes: list[MASK_SHAPE] = Field(default_factory=list)
     """The shapes that a mask parameter takes: B sample, H head, Q query, K key, 1 for all."""
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    """How a module keeps its cache, where the names of its arguments can't tell."""
     require: list[str] = Field(default_factory=list)
     """What must not be refused: axes (gqa, bfloat16, d_v, ...), parameters, or codes and names of laws."""
     claims: list[Claim] = Field(default_factory=list)
@@ -183,7 +170,7 @@ class ImplementationConfig(_Section):
             "construct": self.constructor,
             "claims": self.claims,
         }
-        more |= {name: getattr(self, name) for name in FOR_MODULES}
+        more |= {name: getattr(self, name) for name in FOR_MODULES} | {"cache": self.cache.declared()}
         out |= {key: value for key, value in more.items() if value not in (None, {}, [])}
         if "projections" in self.model_fields_set and not self.projections:
             out["projections"] = {}  # it has none that count
@@ -200,7 +187,7 @@ class ImplementationConfig(_Section):
 FOR_MODULES = ("call", "projections", "fused", "heads", "kv_heads", "input", "output", "mask_shapes")
 
 
-class _File(_Section):
+class _File(Section):
     """What attn-spec is told about implementations: by name, or a single one at the top."""
 
     implementations: dict[str, ImplementationConfig]
@@ -366,11 +353,12 @@ def _keys_at(keys: tuple[Any, ...]) -> list[str]:
     """The keys that are known in the mapping at a place."""
     if not keys:
         return [*_names(_File), *_names(ImplementationConfig)]
-    sections: dict[str, type[_Section]] = {"precision": PrecisionConfig, "known_failures": KnownFailureConfig}
+    sections: dict[str, type[BaseModel]] = {"precision": PrecisionConfig, "known_failures": KnownFailureConfig}
+    sections |= {"cache": CacheConfig}
     return _names(sections.get(str(keys[2]) if len(keys) > 2 else "", ImplementationConfig))
 
 
-def _names(section: type[_Section]) -> list[str]:
+def _names(section: type[BaseModel]) -> list[str]:
     """The keys of a section as they are written."""
     return [field.alias or name for name, field in section.model_fields.items()]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attn_spec.config import _File
+from attn_spec.config_sections import CACHE_WORDS
 from attn_spec.config_words import CALL_WORDS, CLAIMS, PROJECTIONS, SIZE_WORDS
 from attn_spec.conventions import CHOICES, ROLES
 
@@ -28,6 +29,8 @@ def schema() -> dict[str, Any]:
         each = {word: {"type": "string", "description": f"The name of the {what} for {word}."} for word in words}
         keys[name] |= {"properties": each, "additionalProperties": False}
     keys["claims"]["items"] = {"type": "string", "enum": list(CLAIMS)}
+    made = definitions["CacheConfig"]["properties"]["arguments"]
+    made["additionalProperties"] = {"anyOf": [{"enum": list(CACHE_WORDS)}, {}]}
     for name, known in WORDS.items():
         keys[name]["additionalProperties"] = {"anyOf": [{"enum": list(known)}, {}]}
     named = {"allOf": [{"$ref": "#/definitions/ImplementationConfig"}, {"required": ["target"]}]}

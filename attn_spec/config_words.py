@@ -26,7 +26,7 @@ def _one_of(word: str, known: Iterable[str]) -> str:
     raise ValueError(f"is not a key; {hint}")
 
 
-def _words_known(value: Any, known: tuple[str, ...], nested: bool = False) -> Any:
+def words_known(value: Any, known: tuple[str, ...], nested: bool = False) -> Any:
     """A value of `construct:` or `call:` in which every `$word` stands for something, and every `class:` is a name."""
     if isinstance(value, str) and value.startswith("$") and value not in known:
         near = difflib.get_close_matches(value, known, n=1)
@@ -39,7 +39,7 @@ def _words_known(value: Any, known: tuple[str, ...], nested: bool = False) -> An
             raise ValueError(f"has the class {name!r}; write its dotted name, as in {{class: mypkg.Config}}")
     if isinstance(value, (Mapping, list)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            _words_known(item, known, nested=True)
+            words_known(item, known, nested=True)
     return value
 
 
@@ -54,5 +54,5 @@ def _claimed(word: str) -> str:
 Role = Annotated[str, AfterValidator(lambda word: _one_of(word, ROLES))]
 Claim = Annotated[str, AfterValidator(_claimed)]
 Projection = Annotated[str, AfterValidator(lambda word: _one_of(word, PROJECTIONS))]
-Constructed = Annotated[Any, AfterValidator(lambda value: _words_known(value, SIZE_WORDS))]
-Called = Annotated[Any, AfterValidator(lambda value: _words_known(value, CALL_WORDS))]
+Constructed = Annotated[Any, AfterValidator(lambda value: words_known(value, SIZE_WORDS))]
+Called = Annotated[Any, AfterValidator(lambda value: words_known(value, CALL_WORDS))]

@@ -154,6 +154,14 @@ ROLES: dict[str, tuple[str, ...]] = {
     "sinks": ("sinks", "s_aux", "learnable_sink"),
     "gqa": ("enable_gqa",),
     "lengths": ("packed_lengths",),  # of what `attn_spec.adapters.packed` makes of a packed function
+    "k_cache": ("k_cache", "key_cache", "cache_k", "kcache", "paged_k_cache"),  # see `attn_spec.adapters.cached`
+    "v_cache": ("v_cache", "value_cache", "cache_v", "vcache", "paged_v_cache"),
+    "cache_lengths": (
+        *("cache_seqlens", "seq_lens", "context_lens", "cache_lens", "kv_lens", "seqlens_k", "seqused_k"),
+        *("cache_lengths", "context_lengths", "sequence_lengths"),
+    ),
+    "block_table": ("block_table", "block_tables", "page_table", "page_tables"),
+    "cache_rows": ("cache_batch_idx", "batch_idx", "cache_rows"),
     "lse": ("return_lse", "return_softmax_lse"),
     "weights": ("need_weights", "return_weights", "return_attn_weights", "output_attentions"),
     "probs": ("return_attn_probs",),  # flash-attn's: the log-sum-exp, and weights that are for testing only

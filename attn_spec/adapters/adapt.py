@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_spec.adapters import hf_interface, measure, packed
+from attn_spec.adapters import cached, hf_interface, measure, packed
 from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
+from attn_spec.adapters.modules import sessions
 from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, expectations, settle_masks, settle_weights
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.signature import Signature, TargetError, read
@@ -59,6 +60,10 @@ def adapt(
     if packed.is_packed(target):
         import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"
         target = packed.unpacked(target)
+    elif cached.is_cached(target):
+        layout = str(declared.get("layout") or "BSHD")
+        import_line = f"{import_line or import_source(target)}\n{cached.source_of_uncached(layout)}"
+        target = cached.uncached(target, layout)
     signature = read(_without(target, fixed), name, declared.get("parameters"))
     conventions, expected = _from_names(signature, name, declared)
     adapter = FunctionAdapter(target, signature, conventions, fixed)
@@ -87,6 +92,7 @@ def _adapted_module(
         expected.discard("empty_rows")  # the name of a mask speaks of functions
     if module.causal_by == "constructor" and declared.get("alignment") is None:
         expected.discard("alignment")  # no name of forward speaks of it
+    module.facts += sessions.facts(module)
     adapter = ModuleAdapter(target, signature, conventions, module=module)
     made = Implementation(
         name, target_name or name, adapter, conventions, import_line=import_line, device=device, facts=module.facts
@@ -101,8 +107,9 @@ def _adapted_module(
     if module.forward.rotations or given:
         names = ", ".join([*module.forward.rotations, *given])
         made.notes.append(f"{names}: given as the rotation that changes nothing; what is done with it is not judged")
-    if module.forward.left:
-        made.notes.append(f"arguments of forward that are left at their defaults: {', '.join(module.forward.left)}")
+    left = [name for name in module.forward.left if name not in sessions.names_of(module)]
+    if left:
+        made.notes.append(f"arguments of forward that are left at their defaults: {', '.join(left)}")
     return made
 
 

@@ -274,7 +274,7 @@ def read_heads(implementation: Implementation, arguments: Arguments) -> list[int
     except (Unsupported, Refused, Violation):
         return None
     per_head = out.double().transpose(0, 1).flatten(1)
-    if out.dim() != 4 or not out.numel() or bool(((per_head - per_head[:, :1]).abs() > 1e-2).any()):
+    if out.dim() != 4 or not out.numel() or not bool(((per_head - per_head[:, :1]).abs() <= 1e-2).all()):
         return None
     return [int(n) for n in per_head[:, 0].round()]
 

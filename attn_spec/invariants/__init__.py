@@ -8,7 +8,8 @@ import importlib
 
 THEMES = (
     *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
-    *("execution", "compiled", "autocast", "metamorphic", "modules", "conformance", "randomness"),
+    *("decoding", "decoding_caches", "decoding_modules", "randomness", "execution", "compiled", "autocast"),
+    *("metamorphic", "modules", "conformance"),
 )
 
 

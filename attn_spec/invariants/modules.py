@@ -33,7 +33,7 @@ def _run(call: HiddenCall, x: Tensor | None = None, context: Tensor | None = Non
     return out.detach()
 
 
-def _close(call: HiddenCall, got: Tensor, expected: Tensor) -> tolerance.Worst:
+def close(call: HiddenCall, got: Tensor, expected: Tensor) -> tolerance.Worst:
     """Two outputs that should be equal but for rounding, of which no oracle says how large it may be.
 
     Each element is a sum over the channels and tokens of the hidden states; 32 roundoffs of the largest are allowed.
@@ -219,7 +219,7 @@ def token_order(implementation: Implementation, problem: Problem) -> None:
     if implementation.conventions.causal.value == "always" or call.positional:
         raise Unsupported("it knows of positions")
     perm = torch.randperm(call.x.shape[1], generator=torch.Generator().manual_seed(problem.seed + 5))
-    worst = _close(call, _run(call, call.x[:, perm]), _run(call)[:, perm])
+    worst = close(call, _run(call, call.x[:, perm]), _run(call)[:, perm])
     require_within(worst, "output", because="the tokens in another order")
 
 
@@ -238,7 +238,7 @@ def module_no_future_leak(implementation: Implementation, problem: Problem) -> N
         x = call.x.clone()
         x[:, cut:] = 3.0 - 2.0 * x[:, cut:]
         context = x if call.context is not None else None
-        worst = _close(call, _run(call, x, context)[:, :cut], before[:, :cut])
+        worst = close(call, _run(call, x, context)[:, :cut], before[:, :cut])
         if not worst.holds:
             raise Violation(
                 f"changing the hidden states from {cut} on moves output {worst.index[1]} from {worst.expected:.6g} to "
@@ -263,7 +263,7 @@ def padding_invisible(implementation: Implementation, problem: Problem) -> None:
     (x if context is None else context)[hidden] += 50.0
     after = _run(call, x, context)
     real = ~hidden if context is None else torch.ones(after.shape[:2], dtype=torch.bool)
-    worst = _close(call, after[real], before[real])
+    worst = close(call, after[real], before[real])
     require_within(worst, "output", because="other numbers at the padded tokens", merge="padding-leak")
 
 
@@ -324,7 +324,7 @@ def dropout_off_in_eval(implementation: Implementation, problem: Problem) -> Non
     plain, dropping = _run(call), call.with_dropout(0.5)
     if dropping is None:
         raise Unsupported("its constructor takes no dropout")
-    worst = _close(dropping, _run(dropping), plain)
+    worst = close(dropping, _run(dropping), plain)
     require_within(
         worst, "output", because="with dropout = 0.5 in eval mode", merge="dropout-in-eval",
         hint="`F.dropout(p, self.dropout, training=self.training)`, or nn.Dropout",
@@ -341,7 +341,7 @@ def train_equals_eval(implementation: Implementation, problem: Problem) -> None:
     call = hidden_call(implementation, problem)
     if call.always_drops:
         raise Unsupported("its dropout can't be set to 0")
-    worst = _close(call, _run(call, train=True), _run(call))
+    worst = close(call, _run(call, train=True), _run(call))
     require_within(worst, "output", because="in training mode", merge="training-differs")
 
 
@@ -356,7 +356,7 @@ def module_batch_of_one(implementation: Implementation, problem: Problem) -> Non
     together = _run(call)
     for n in range(len(call.x)):
         alone = call.sample(n)
-        worst = _close(call, _run(alone), together[n : n + 1])
+        worst = close(call, _run(alone), together[n : n + 1])
         require_within(worst, "output", because=f"sample {n} alone", merge="batch-of-one")
 
 
@@ -378,7 +378,7 @@ def module_calls_independent(implementation: Implementation, problem: Problem) -
             _run(hidden_call(implementation, implementation.fit(other)))
         except (Unsupported, Refused):
             continue
-    worst = _close(call, _run(call), first)
+    worst = close(call, _run(call), first)
     require_within(
         worst, "output", because="the same call after calls of other lengths", merge="state-kept",
         hint="keep nothing of a call but a cache that is asked for",
@@ -402,8 +402,8 @@ def ways_of_running_agree(implementation: Implementation, problem: Problem) -> N
         fast = _run(call)
     x = call.x.clone().requires_grad_()
     out = call.run(x)[0].detach()
-    require_within(_close(call, fast, out), "output", because="without gradients", merge="ways-differ")
+    require_within(close(call, fast, out), "output", because="without gradients", merge="ways-differ")
     asked = call.asking_for_weights()
     if asked is not None:
         because = "when its weights are asked for"
-        require_within(_close(call, _run(asked), out), "output", because=because, merge="ways-differ")
+        require_within(close(call, _run(asked), out), "output", because=because, merge="ways-differ")

@@ -18,11 +18,13 @@ from attn_spec.adapters.modules.core import one_sample
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
 from attn_spec.adapters.modules.written import Making, Noted, Written, text_of
 from attn_spec.engine import CheckResult
+from attn_spec.invariants.decoding import chunks
 from attn_spec.law import Unsupported, Violation
 from attn_spec.masks import KeyPadding
 from attn_spec.problem import Problem
 from attn_spec.report.answer_reproducer import AnswerScript
 from attn_spec.report.module_reproducer import bias_name, in_order, picked
+from attn_spec.report.session_reproducer import in_parts
 from attn_spec.report.snippets import Lines, element
 from attn_spec.tolerance import roundoff
 from attn_spec.values import padded_keys
@@ -337,6 +339,17 @@ class HiddenScript(AnswerScript):
             define = self._definition(asked, "with_weights")[1:3]
             self.output = outputs
             yield [*define, *grads, *self._same("with_weights(x)", "slow", "asked for its weights it differs")]
+
+    def _atn1050(self) -> Iterator[Lines]:
+        yield from in_parts(self, range(self.hidden.x.shape[1] + 1))
+
+    def _atn1051(self) -> Iterator[Lines]:
+        for cuts in chunks(self.hidden.x.shape[1]):
+            yield from in_parts(self, cuts)
+
+    def _atn1052(self) -> Iterator[Lines]:
+        length = self.hidden.x.shape[1]
+        yield from in_parts(self, [0, *range(max(1, length // 2), length + 1)])
 
     def _output_of(self, call: HiddenCall) -> str:
         inputs, given = self._given(call)

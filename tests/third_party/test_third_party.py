@@ -16,6 +16,7 @@ from attn_spec.config import ImplementationConfig, load
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUDGET_S = 120.0  # of one module; they take 5 to 20
+SESSIONS = tuple(f"ATN105{n}" for n in range(6))  # the laws of decoding with a module's cache
 LINES = 10  # of YAML for one module
 
 # what tells: a law that must fail, a fault that the diagnosis must name, words that a message must hold ("": any)
@@ -28,6 +29,7 @@ WRONG = {
     "ring-attention": ("ATN501", "mask-ignored-when-causal", ""),
     "litgpt": ("ATN507", "causal-ignored-with-mask", ""),
     "vit-without-flash": ("ATN103", "", "einops.einsum"),
+    "kv-cache-gpt2": ("ATN1050", "", "raises RuntimeError"),
     "latent-attention": ("ATN150", "", "number of dimensions"),
 }
 
@@ -41,11 +43,15 @@ HONEST = entries("honest.yaml")
 
 def package(target: str) -> str:
     """The package that a target needs."""
-    return "vit_pytorch" if "vit_pytorch" in target else target.partition(".")[0]
+    in_files = ("vit_pytorch", "llms_from_scratch")
+    return next((name for name in in_files if name in target), target.partition(".")[0])
 
 
-def judged(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Report:
-    """The report on an entry of a file. Skips where the package is missing, but not in the group's own environment."""
+def judged(file: str, name: str, monkeypatch: pytest.MonkeyPatch, laws: tuple[str, ...] = ()) -> Report:
+    """The report on an entry of a file, by some laws alone or all.
+
+    Skips where the package is missing, but not in the group's own environment.
+    """
     entry = entries(file)[name]
     assert entry.target is not None
     needed, command = package(entry.target), "bash tests/third_party/run.sh"
@@ -57,7 +63,7 @@ def judged(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Report:
         pytest.skip(missing)
     monkeypatch.chdir(ROOT)  # targets in files are given from there
     declared = entry.model_dump(exclude_unset=True, by_alias=True, exclude={"target"})
-    report = check_attention(entry.target, profile="quick", budget_s=BUDGET_S, **declared)
+    report = check_attention(entry.target, profile="quick", budget_s=BUDGET_S, laws=laws, **declared)
     assert report.counts["not-run"] == 0, f"{BUDGET_S} s were not enough"
     return report
 
@@ -67,6 +73,13 @@ def test_honest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = judged("honest.yaml", name, monkeypatch)
     assert report.passed, str(report)
     assert report.counts["passed"] > 130, str(report)
+
+
+@pytest.mark.parametrize("name", entries("cached.yaml"))
+def test_decoding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged("cached.yaml", name, monkeypatch, SESSIONS)
+    assert report.passed, str(report)
+    assert report.counts["passed"] >= 7, str(report)  # of 8, where no padding is taken
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -79,7 +92,7 @@ def test_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fault or fault in report.diagnosis, str(report)
 
 
-@pytest.mark.parametrize("file", ["honest.yaml", "wrong.yaml"])
+@pytest.mark.parametrize("file", ["honest.yaml", "wrong.yaml", "cached.yaml"])
 def test_a_module_takes_few_lines(file: str) -> None:
     node = yaml.compose((HERE / file).read_text(encoding="utf-8"))
     ((_, implementations),) = node.value

@@ -43,6 +43,7 @@ MORE = {  # further names of forward, beside those of functions
     "key_padding": ("pad_mask", "key_mask", "kv_mask"),
     "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
 }
+STARTS = ("start_pos", "start_position", "past_length", "pos_offset", "offset")  # the position of the first token
 NOTHING = (  # arguments that are left out, or None, when nothing is asked of them
     *(
         "past_key_value",
@@ -102,30 +103,57 @@ class Forward:
         """Whether query, key and value are given apart."""
         return len(self.inputs) == 3
 
-    def extras(self, x: Tensor, length: int, head_dim: int, words: Mapping[str, Any]) -> dict[str, Any]:
-        """What each call gets whatever is asked: the declared arguments, and rotations by nothing."""
+    def extras(
+        self,
+        x: Tensor,
+        length: int,
+        head_dim: int,
+        words: Mapping[str, Any],
+        *,
+        start: int | None = None,
+        table: int = 0,
+    ) -> dict[str, Any]:
+        """What each call gets whatever is asked: the declared arguments, and rotations by nothing.
+
+        start: the position of the first token; then rotations are real ones, by the positions from there on.
+        table: rotations are given for this many positions from 0 on, [table, head_dim], not for the tokens alone.
+        """
         cos, sin = x.new_ones(1, length, head_dim), x.new_zeros(1, length, head_dim)
+        turns = torch.ones(length, head_dim // 2, dtype=torch.complex64)
+        if start is not None:
+            angles = rotation(range(start, start + length), head_dim)
+            turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+            angles = rotation(range(table), head_dim) if table else angles
+            cos, sin = (y(angles).repeat(1, 2).to(x)[None] for y in (torch.cos, torch.sin))
+        if any(name in STARTS for name in (*self.required, *self.defaults)):
+            cos, sin = cos[0], sin[0]  # the whole table, of which the module takes the rows from its start on
         known = {
             **words,
             "cos": cos,
             "sin": sin,
             "identity_rotation": (cos, sin),
-            "positions": torch.arange(length)[None],
+            "positions": torch.arange(start or 0, (start or 0) + length)[None],
         }
         values: dict[str, Any] = {}
         if "cos" in self.required or "sin" in self.required:
             values |= {name: value for name, value in (("cos", cos), ("sin", sin)) if name in self.required}
         for name in self.rotations:
             if name in ("freqs_cis", "freqs"):
-                values[name] = torch.ones(length, head_dim // 2, dtype=torch.complex64)
+                values[name] = turns
             else:
                 values[name] = (cos, sin)
         for name in self.required:
             if name in NOTHING:
-                values[name] = None
+                values[name] = 0 if name in STARTS else None
         for name, value in self.fixed.items():
             values[name] = _word(value, known)
         return values
+
+
+def rotation(positions: range, head_dim: int) -> Tensor:
+    """The angles by which RoPE turns each pair of channels [S, head_dim / 2], float64."""
+    frequency = 10_000.0 ** (-torch.arange(0, head_dim - head_dim % 2, 2, dtype=torch.float64) / head_dim)
+    return torch.tensor(positions, dtype=torch.float64)[:, None] * frequency
 
 
 def _word(value: Any, known: Mapping[str, Any]) -> Any:
