@@ -26,7 +26,6 @@ A file for a single implementation may leave out `implementations:` and the name
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -383,7 +382,3 @@ def json_schema() -> dict[str, Any]:
     from attn_spec.config_schema import schema
 
     return schema()
-
-
-if __name__ == "__main__":
-    print(json.dumps(json_schema(), indent=2))

@@ -22,7 +22,7 @@ def definition(section: type[config._Section]) -> dict[str, Any]:
 
 def test_the_shipped_file_is_current() -> None:
     shipped = resources.files("attn_spec").joinpath("attn.schema.json").read_text(encoding="utf-8")
-    assert json.loads(shipped) == json_schema(), "run `python -m attn_spec.config > attn_spec/attn.schema.json`"
+    assert json.loads(shipped) == json_schema(), "run `attn-spec init --schema > attn_spec/attn.schema.json`"
 
 
 def test_it_is_printed() -> None:
