@@ -10,13 +10,13 @@ before anything imports triton:
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from attn_spec.adapters.signature import TargetError
+from attn_spec.reference.fused.interpreter import interpreted
 
 FAR = 1 << 30  # a window without bound, in keys
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -138,7 +138,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(f"triton_attention: {k.shape[1]} key/value heads do not divide {q.shape[1]} heads")
     if q.device.type != "cuda":
-        if os.environ.get("TRITON_INTERPRET") != "1":
+        if not interpreted():
             raise TargetError(
                 f"triton: the tensors are on {q.device}; without a GPU the kernels run under Triton's interpreter, "
                 f"which `pytest --attn-triton-interpret`, or TRITON_INTERPRET=1 before triton is imported, turns on"

@@ -14,15 +14,15 @@ and at the end O / l and the log-sum-exp (m + log2 l) / log2(e).
 # ruff: noqa: N803  (what is known when a kernel is compiled is in capitals, as everywhere in Triton)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import os
 from typing import Any
 
 import triton
 import triton.language as tl
 
+from attn_spec.reference.fused.interpreter import interpreted
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16} if INTERPRETED else {}  # on a GPU they are chosen by time
+BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16} if interpreted() else {}  # on a GPU they are chosen by time
 CONFIGURATIONS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
     for m, n, warps, stages in ((128, 64, 8, 3), (128, 32, 4, 3), (64, 64, 4, 3), (64, 32, 4, 2), (32, 32, 4, 2))
@@ -31,7 +31,7 @@ CONFIGURATIONS = [
 
 def tuned(kernel: Any) -> Any:
     """The kernel with its block sizes chosen by time; under the interpreter, where time says nothing, as it is."""
-    return kernel if INTERPRETED else triton.autotune(CONFIGURATIONS, key=["BLOCK_D", "BLOCK_DV"])(kernel)
+    return kernel if interpreted() else triton.autotune(CONFIGURATIONS, key=["BLOCK_D", "BLOCK_DV"])(kernel)
 
 
 @triton.jit
