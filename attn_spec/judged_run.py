@@ -221,7 +221,7 @@ class JudgedRun:
 
     def _say_progress(self, progress: costs.Progress) -> None:
         progress.done += 1
-        line = progress.line(time.perf_counter())
+        line = progress.line(time.perf_counter()) if self.config.option.verbose >= 0 else ""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if line and reporter is not None:
             reporter.ensure_newline()
