@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 import attn_spec.reference.fused as fused
+from attn_spec.adapters.function import FunctionAdapter
+from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.resolve import resolve
+from attn_spec.adapters.signature import read
+from attn_spec.conventions import Conventions, Finding
+from attn_spec.costs import in_rounds
+from attn_spec.engine import RAN, Subject
+from attn_spec.kills import checks
+from attn_spec.reference.fused.interpreter import turn_on
+from attn_spec.report.judgement import Judgement
 
 FILES = ("triton_forward", "triton_backward", "triton")  # in the order in which they import each other
 PACKAGE = "attn_spec.reference.fused"
@@ -16,7 +31,7 @@ class Mutant:
     """One changed line.
 
     file: the module of the kernel.  right, wrong: the line as it is and as it becomes, both without indentation.
-    named: the faults of the catalogue that the diagnosis may name; any if empty.
+    named: the faults of the catalogue of which the diagnosis names one; () where it names none.
     """
 
     name: str
@@ -50,7 +65,7 @@ MUTANTS = (
         "triton_forward",
         "seen = (j < kv_len)[None, :] & (ahead >= -left) & (ahead <= right)",
         "seen = (ahead >= -left) & (ahead <= right)",
-        ("tail-keys-padded-16", "tail-keys-padded-unless-causal-16"),
+        ("tail-keys-unmasked-16",),
     ),
     Mutant(
         "rescale-missing",
@@ -71,7 +86,7 @@ MUTANTS = (
         "triton_forward",
         "v_at = places(v_ptr + b * v_b + kv_head * v_h, j, e, v_j, v_d)",
         "v_at = places(v_ptr + b * v_b + kv_head * v_h, j, e, k_j, k_d)",
-        ("values-by-key-strides",),
+        (),  # what lies beyond the end of v is read too, and no fault can tell what that was
     ),
     Mutant(
         "accumulator-in-float16",
@@ -116,3 +131,46 @@ MUTANTS = (
         ("kv-heads-tiled",),
     ),
 )
+
+
+# judged in a process of its own, where nothing has imported triton before ---------------------------------------------
+
+FAILURES = 5  # after which a mutant is caught beyond doubt, and the diagnosis has something to go by
+
+
+def judged(target: str) -> dict[str, object]:
+    """What the checks of `quick` in float32 say of a target, in the order in which a judged run tries them.
+
+    Conventions are those of the names, not measured ones: a second for each target less.
+    """
+    start = time.process_time()
+    function = resolve(target).object
+    names = {"causal": "flag", "alignment": "bottom-right", "window_alignment": "bottom-right", "lse_base": "e"}
+    conventions = Conventions().replace(**{name: Finding(value, "assumed", "") for name, value in names.items()})
+    adapter = FunctionAdapter(function, read(function, target), conventions)
+    implementation = Implementation("mutant", target, adapter, conventions)
+    subject, failed = Subject(implementation), []
+    tried = [check for check in checks("quick", "") if check[1].dtype == "float32"]
+    for law, problem, name in in_rounds(tried, lambda check: check[:2]):
+        result = subject.judge(law, problem, name)
+        if result.red:
+            failed.append(result.code)
+        if len(failed) >= FAILURES:
+            break
+    judgement = Judgement(implementation, subject.results)
+    judgement.diagnose()
+    return {
+        "failed": failed,
+        "ran": sum(result.outcome in RAN for result in subject.results),
+        "named": [found.fault.id for found in judgement.diagnosis],
+        "seconds": time.process_time() - start,
+    }
+
+
+if __name__ == "__main__":
+    turn_on()
+    torch.set_num_threads(1)
+    wanted = sys.argv[2:]
+    for mutant in MUTANTS:
+        if not wanted or mutant.name in wanted:
+            print(json.dumps({"mutant": mutant.name, **judged(mutant.plant(Path(sys.argv[1])))}), flush=True)
