@@ -182,10 +182,13 @@ class JudgedRun:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected = [item.nodeid for item in session.items]  # whatever other plugins left
+        if self.interpreted and not self.config.option.attn_budget:  # it took long to get to know the implementation
+            for subject in self.subjects.values():
+                subject.deadline = time.perf_counter() + self.budget_s
         known = [cost.tile_s for cost in self.costs.values() if cost is not None]
         if known and session.items:
             weights = [costs.weight(*_check_of(item)) for item in session.items]
-            left_s = self.start + self.budget_s - time.perf_counter()
+            left_s = max(subject.deadline for subject in self.subjects.values()) - time.perf_counter()
             self.progress = costs.Progress(weights, max(known), left_s)
 
     @pytest.hookimpl(optionalhook=True)
