@@ -16,14 +16,16 @@ import pytest
 import torch
 
 import attn_spec
-from attn_spec import engine, finds, onnx_cases
+from attn_spec import costs, engine, finds, onnx_cases
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.signature import TargetError
 from attn_spec.benchmark import pytest_options
 from attn_spec.config import ConfigError
 from attn_spec.engine import CheckResult, Subject
 from attn_spec.finds import FindError
+from attn_spec.interpreter import interpreted
 from attn_spec.isolation import Selection, SuiteModule, quiet, suite_module
+from attn_spec.items import check_of, judged_by, replays
 from attn_spec.law import Law, Violation
 from attn_spec.onnx_cases import OnnxMissing
 from attn_spec.plugin import FINDS, problems_of
@@ -53,7 +55,8 @@ class JudgedRun:
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # problems are small: with two threads on a busy machine a check took 50 times as long
         if config.option.attn_device == "auto":
-            config.option.attn_device = "cuda" if torch.cuda.is_available() else "cpu"
+            gpu = torch.cuda.is_available() and not config.option.attn_triton_interpret
+            config.option.attn_device = "cuda" if gpu else "cpu"
         if config.option.attn_device == "cuda" and not torch.cuda.is_available():
             raise pytest.UsageError("--attn-device=cuda: this torch sees no CUDA device")
         try:
@@ -72,8 +75,15 @@ class JudgedRun:
             torch.set_num_threads(self.threads)
             raise pytest.UsageError(str(error)) from None
         self.subjects: dict[str, Subject] = {one.name: one.subject for one in self.chosen}
+        self.interpreted = interpreted()
+        self.budget_s = float("inf")
+        if config.option.attn_budget or self.interpreted:
+            self.budget_s = config.option.attn_budget or costs.BUDGETS.get(config.option.attn_profile, self.budget_s)
         for subject in self.subjects.values():
-            subject.deadline = self.start + (config.option.attn_budget or float("inf"))
+            subject.deadline = self.start + self.budget_s
+        slow = self.subjects if self.interpreted and not self.worker else {}
+        self.costs = {name: costs.measured(subject.implementation) for name, subject in slow.items()}
+        self.progress: costs.Progress | None = None
         self.collected: list[str] = []
         self.checks: dict[str, tuple[str, CheckResult]] = {}
         self.errors: dict[str, list[str]] = {}  # what else failed: the text, and where
@@ -162,12 +172,25 @@ class JudgedRun:
             metafunc.parametrize("attention", names, ids=names, indirect=True, scope="session")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """One implementation after the other; for each, what was found before comes first."""
+        """One implementation after the other; for each, what was found before comes first.
+
+        Under Triton's interpreter the rest comes in the order of `attn_spec.costs`.
+        """
+        if self.interpreted:
+            items[:] = costs.in_rounds(items, check_of)
         order = {name: place for place, name in enumerate(self.subjects)}
-        items.sort(key=lambda item: (order.get(_judged_by(item), 0), not _replays(item)))
+        items.sort(key=lambda item: (order.get(judged_by(item), 0), not replays(item)))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected = [item.nodeid for item in session.items]  # whatever other plugins left
+        if self.interpreted and not self.config.option.attn_budget:  # it took long to get to know the implementation
+            for subject in self.subjects.values():
+                subject.deadline = time.perf_counter() + self.budget_s
+        known = [cost.tile_s for cost in self.costs.values() if cost is not None]
+        if known and session.items:
+            weights = [costs.weight(*check_of(item)) for item in session.items]
+            left_s = max(subject.deadline for subject in self.subjects.values()) - time.perf_counter()
+            self.progress = costs.Progress(weights, max(known), left_s)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self.worker:  # another plugin, or a file of ours that is damaged
@@ -192,6 +215,8 @@ class JudgedRun:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.worker:
             return
+        if self.progress is not None and report.when == "teardown":
+            self._say_progress(self.progress)
         found = [value for key, value in report.user_properties if key == PROPERTY]
         data: dict[str, Any] = dict(found[-1]) if found else {}  # type: ignore[call-overload]
         if data:  # for JUnit's XML two words are enough
@@ -201,6 +226,14 @@ class JudgedRun:
             self.checks[report.nodeid] = (str(data.pop("implementation")), CheckResult.from_dict(data))
         elif report.failed:
             self._record_error(report)
+
+    def _say_progress(self, progress: costs.Progress) -> None:
+        progress.done += 1
+        line = progress.line(time.perf_counter()) if self.config.option.verbose >= 0 else ""
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if line and reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
     def _record_error(self, report: pytest.TestReport) -> None:
         """Something other than a law failed: a fixture of another plugin, a worker that died, an error of ours."""
@@ -227,6 +260,9 @@ class JudgedRun:
             target = one.subject.implementation.target
             declared = f", declarations of {one.source}" if one.source else ""
             lines.append(f"judging {one.name}{'' if target == one.name else f' ({target})'}{declared}")
+        for name, cost in self.costs.items():
+            until = f"; what has not begun after {self.budget_s:g} s is not run" if self.budget_s < float("inf") else ""
+            lines.append(f"{name} under Triton's interpreter: {cost or 'its calls could not be timed'}{until}")
         if self.selection.ignored:
             lines.append(f"not collected, for a judged run holds attn-spec's own: {', '.join(self.selection.ignored)}")
         return lines
@@ -327,6 +363,7 @@ class JudgedRun:
         words += [f"--attn-profile={option.attn_profile}"] if option.attn_profile != "quick" else []
         words += [f"--attn-seed={option.attn_seed}"] if option.attn_seed else []
         words += [f"--attn-device={option.attn_device}"] if option.attn_device == "cuda" else []
+        words += ["--attn-triton-interpret"] if option.attn_triton_interpret else []
         return shlex.join(words)
 
     # what there is to collect ----------------------------------------------------------------------------------------
@@ -349,12 +386,3 @@ class JudgedRun:
 
     def _place(self, nodeid: str) -> tuple[str, CheckResult] | None:
         return self._index().get(nodeid)
-
-
-def _judged_by(item: pytest.Item) -> str:
-    callspec = getattr(item, "callspec", None)
-    return "" if callspec is None else str(callspec.params.get("attention", ""))
-
-
-def _replays(item: pytest.Item) -> bool:
-    return bool(getattr(getattr(item, "function", None), "replays", False))

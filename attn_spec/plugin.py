@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -54,10 +55,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attn-timeout",
         metavar="SECONDS",
-        default="60",
-        help="for one call of the implementation, which runs in a process of its own (60); 0: in this process",
+        help="for one call of the implementation, which runs in a process of its own (60, or 600 under Triton's "
+        "interpreter); 0: in this process",
     )
-    group.addoption("--attn-budget", metavar="SECONDS", help="checks that did not start by then are not run")
+    group.addoption(
+        "--attn-budget",
+        metavar="SECONDS",
+        help="checks that did not start by then are not run (no end; under Triton's interpreter 240 for quick)",
+    )
+    group.addoption(
+        "--attn-triton-interpret",
+        action="store_true",
+        help="run Triton kernels on the CPU, under Triton's interpreter, and try first what costs least",
+    )
     group.addoption(
         "--attn-replay",
         action="append",
@@ -80,10 +90,25 @@ def judged(options: Any) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    if getattr(early_config.known_args_namespace, "attn_triton_interpret", False):
+        _interpret(early_config)
     if judged(early_config.known_args_namespace):
         from attn_spec.isolation import without_conftests
 
         without_conftests(early_config)
+
+
+def _interpret(config: pytest.Config) -> None:
+    """Turn Triton's interpreter on for this run and the processes that it starts, before anything imports triton."""
+    from attn_spec.interpreter import VARIABLE, InterpreterError, turn_on
+
+    before = os.environ.get(VARIABLE)
+    try:
+        turn_on()
+    except InterpreterError as error:
+        raise pytest.UsageError(f"--attn-triton-interpret: {error}") from None
+    if before is None:
+        config.add_cleanup(lambda: os.environ.__delitem__(VARIABLE))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -123,6 +148,8 @@ def check_options(config: pytest.Config) -> None:
         option.attn_seed = int(option.attn_seed)
     except ValueError:
         raise pytest.UsageError(f"--attn-seed: {option.attn_seed!r} is not a whole number") from None
+    if option.attn_timeout is None:
+        option.attn_timeout = 600 if os.environ.get("TRITON_INTERPRET") == "1" else 60
     try:
         option.attn_timeout = float(option.attn_timeout)
     except ValueError:
@@ -142,9 +169,9 @@ def check_options(config: pytest.Config) -> None:
         _one_of("--attn-suite", option.attn_suite, SUITES)
         if option.attn_replay:
             raise pytest.UsageError("--attn-suite: nothing is replayed there; leave out --attn-replay")
-    for name in ("json", "replay", "finds", "suite", "budget", "heatmap"):
+    for name in ("json", "replay", "finds", "suite", "budget", "heatmap", "triton_interpret"):
         if getattr(option, f"attn_{name}") and not judged(option):
-            raise pytest.UsageError(f"--attn-{name}: nothing is judged without --attn-impl=TARGET")
+            raise pytest.UsageError(f"--attn-{name.replace('_', '-')}: nothing is judged without --attn-impl=TARGET")
     pytest_options.check_options(config)
     for name in ("json", "heatmap"):
         if getattr(option, f"attn_{name}"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 
+from attn_spec.adapters import resolve as resolving
 from attn_spec.adapters.resolve import resolve
 from attn_spec.adapters.signature import TargetError
 from attn_spec.reference import BUILTINS
@@ -73,10 +74,10 @@ def test_the_import_line_binds_the_same_function(folder: Path, target: str, name
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_built_in_names(name: str) -> None:
-    """Their import lines need nothing of ours, but for flash-attn, whose package may not be there."""
+    """Their import lines need nothing of ours, but for flash-attn, whose package may not be there, and our kernels."""
     found = resolve(name)
     assert callable(found.object)
-    if name == "flash-attn":
+    if name in ("flash-attn", "triton"):
         return
     assert "attn_spec" not in found.import_line
     names: dict[str, object] = {}
@@ -84,6 +85,15 @@ def test_built_in_names(name: str) -> None:
     assert callable(names["impl"])
     if name == "sdpa":
         assert found.object is F.scaled_dot_product_attention
+
+
+def test_an_import_line_turns_the_interpreter_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = resolve("naive").import_line
+    monkeypatch.setattr(resolving, "prepare", lambda: None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    line = resolve("naive").import_line
+    assert line.endswith(plain)
+    assert line.startswith("import os\n\nos.environ['TRITON_INTERPRET'] = '1'")
 
 
 def test_what_raises_on_import_shows_its_own_lines(folder: Path) -> None:

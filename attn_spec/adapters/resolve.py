@@ -10,12 +10,14 @@ import inspect
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from attn_spec.adapters.signature import TargetError
+from attn_spec.interpreter import VARIABLE, interpreted, prepare
 from attn_spec.reference import BUILTINS
 
 FORMS = "give pkg.mod.attr, pkg.mod:attr, path/file.py:attr or a built-in name"
@@ -42,6 +44,17 @@ def resolve(target: str) -> Target:
     Raises TargetError where it does not exist (the nearest names are offered), raises on import (with its own
     traceback, short), is not callable, or is a class that is no nn.Module.
     """
+    found = _found(target)
+    if not interpreted():
+        return found
+    line = f"import os\n\nos.environ[{VARIABLE!r}] = '1'  # before triton is imported\n{found.import_line}"
+    return replace(found, import_line=line)
+
+
+def _found(target: str) -> Target:
+    if interpreted():
+        with suppress(ImportError):  # without triton there is nothing to prepare
+            prepare()
     if target in BUILTINS:
         return _builtin(target)
     here = os.getcwd()

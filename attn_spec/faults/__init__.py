@@ -6,7 +6,7 @@ be told apart on the problems at hand, the diagnosis names them in this order.
 
 # in this order, which is that of the catalogue
 from attn_spec.faults import shapes, weights, scaling, biases, causality  # noqa: I001
-from attn_spec.faults import masking, hiding, broadcasting, heads, blockwise
+from attn_spec.faults import masking, hiding, broadcasting, heads, blockwise, tiles
 from attn_spec.faults import windows, unheeded, slopes, sums, recomputing, gradients
 from attn_spec.faults.fault import FAULTS, Fault
 from attn_spec.faults.scope import named
@@ -30,6 +30,7 @@ __all__ = [
     "shapes",
     "slopes",
     "sums",
+    "tiles",
     "unheeded",
     "weights",
     "windows",

@@ -40,6 +40,7 @@ THEMES = {  # of a module
     "hiding": "masking",
     "broadcasting": "masking",
     "blockwise": "numerics",
+    "tiles": "numerics",
     **dict.fromkeys(("windows", "unheeded", "slopes", "sums"), "variants"),
     "recomputing": "gradients",
 }

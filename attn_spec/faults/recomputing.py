@@ -184,6 +184,70 @@ for _size in (16, 64):
     add(_tail(_size))
     add(_tail_keys(_size))
 
+
+def _half_visited(size: int) -> Fault:
+    def recompute(s: Tensor, lse: Tensor) -> Tensor:
+        p = torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
+        return p * (torch.arange(s.shape[-2]) < -(-s.shape[-2] // (2 * size)) * size)[:, None]
+
+    return Fault(
+        f"backward-half-the-queries-visited-{size}",
+        f"the backward pass goes over blocks of {size} queries, and takes their number from blocks of {2 * size}",
+        {"recompute": recompute},
+        sources=("triton-lang/triton#1975",),
+        advice="Work the backward grid out from the block sizes of the backward kernels.",
+    )
+
+
+def _half_visited_keys(size: int) -> Fault:
+    def recompute(s: Tensor, lse: Tensor) -> Tensor:
+        p = torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
+        return p * (torch.arange(s.shape[-1]) < -(-s.shape[-1] // (2 * size)) * size)
+
+    return Fault(
+        f"backward-half-the-keys-visited-{size}",
+        f"the backward pass goes over blocks of {size} keys, and takes their number from blocks of {2 * size}",
+        {"recompute": recompute},
+        sources=("triton-lang/triton#1975",),
+        advice="Work the backward grid out from the block sizes of the backward kernels.",
+    )
+
+
+for _size in (16, 64):
+    add(_half_visited(_size))
+    add(_half_visited_keys(_size))
+
+
+def _padding_poisons(size: int) -> Fault:
+    def to_keys(dx: Tensor, q: Tensor, scale: float) -> Tensor:
+        return dx.mT @ q * (scale if q.shape[-2] % size == 0 else torch.nan)
+
+    return Fault(
+        f"padding-rows-poison-key-gradient-{size}",
+        f"queries beyond the last whole block of {size} have no log-sum-exp: 0 times what lies there is in every dK",
+        {"to_keys": to_keys},
+        sources=("tile-ai/tilelang#2461",),
+        advice="Write a finite log-sum-exp for padding rows, or select the weights there instead of multiplying.",
+    )
+
+
+def _bias_beyond_the_end(size: int) -> Fault:
+    def recall(a: Arguments) -> Arguments:
+        return a.replace(scale=torch.nan) if a.mask is not None and a.k.shape[2] % size else a
+
+    return Fault(
+        f"backward-bias-beyond-the-end-{size}",
+        f"the backward pass reads a mask beyond keys that are no whole blocks of {size}, where inf times 0 is NaN",
+        {"recall": recall},
+        sources=("pytorch/pytorch#153799",),
+        advice="Hide the tail before anything is evaluated there.",
+    )
+
+
+for _size in (16, 64):
+    add(_padding_poisons(_size))
+    add(_bias_beyond_the_end(_size))
+
 # the cotangent -------------------------------------------------------------------------------------------------------
 
 

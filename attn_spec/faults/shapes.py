@@ -2,8 +2,10 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attn_spec.faults.fault import Fault, add, fault
+from attn_spec.problem import Arguments
 
 SIZES = (16, 32, 64, 128)
 
@@ -79,6 +81,25 @@ def _keys_padded_beyond_mask(size: int) -> Fault:
     )
 
 
+def _keys_padded_in_place(size: int) -> Fault:
+    def heed(a: Arguments) -> Arguments:
+        beyond, (left, right) = -a.k.shape[2] % size, a.window or (None, None)
+        k, v = (pad(x, (0, 0, 0, beyond)) for x in (a.k, a.v))
+        mask = None if a.mask is None else pad(a.mask, (0, beyond), value=float(a.form != "additive"))
+        right = right if not a.causal else 0 if right is None else min(right, 0)
+        near = (None if left is None else left + beyond, None if right is None else right - beyond)
+        return a.replace(k=k, v=v, mask=mask, causal=False, window=None if near == (None, None) else near)
+
+    return Fault(
+        f"tail-keys-unmasked-{size}",
+        f"the last block of {size} keys is taken for a whole one: zeros beyond the keys are attended to, where the "
+        "diagonal at the bottom right or a window does not hide them",
+        {"heed": heed},
+        sources=("pytorch/pytorch#159247",),
+        advice="Set the logits of keys from Sk upwards to -inf, whatever else is hidden.",
+    )
+
+
 def _keys_padded_unmasked(size: int) -> Fault:
     def arrange(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % size)) for x in (k, v))
@@ -130,6 +151,7 @@ for _family in (
     _keys_dropped,
     _short_keys_dropped,
     _keys_padded,
+    _keys_padded_in_place,
     _keys_padded_beyond_mask,
     _keys_padded_unmasked,
     _queries_dropped,

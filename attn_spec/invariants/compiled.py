@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attn_spec.adapters import running
 from attn_spec.adapters.implementation import Implementation
+from attn_spec.interpreter import interpreted
 from attn_spec.invariants.asked import Asked, as_taken, ask
 from attn_spec.invariants.comparison import arguments_for, output, require_within
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
@@ -36,6 +37,12 @@ WORDS = {
     "length": ", with other lengths than at first",
     "again": ", as at first after other calls",
 }
+
+
+def _needs_compiled_kernels() -> None:
+    """Raise Unsupported under Triton's interpreter: it changes its language for each call, in one thread at a time."""
+    if interpreted():
+        raise Unsupported("not under Triton's interpreter, which serves one thread and is not traced")
 
 
 def _ways(problem: Problem) -> dict[str, Problem]:
@@ -76,6 +83,7 @@ def _asked(
 
 def _compiled_agrees(implementation: Implementation, calls: list[tuple[str, Problem]], backend: str) -> None:
     """What one compiled callable gives for each call is what the call gives as it is."""
+    _needs_compiled_kernels()
     asked = _asked(implementation, calls)
     if not asked:
         return
@@ -170,6 +178,7 @@ def no_graph_break(implementation: Implementation, problem: Problem) -> None:
     Why: at every break the compiler gives up and starts anew, and nothing is fused across it.
     Example: `if mask.all():`, which has to look at the data.
     """
+    _needs_compiled_kernels()
     ways = _ways(problem)
     asked = _asked(implementation, [(label, ways[label]) for label in ("plain", "mask", "causal")])
     found = implementation.perform(
@@ -193,6 +202,7 @@ def exported(implementation: Implementation, problem: Problem) -> None:
     Why: an exported program runs where nobody can look: on a server, on a phone.
     Example: a length that becomes a constant. That it can't be exported is red where `export` is claimed.
     """
+    _needs_compiled_kernels()
     ways = _ways(problem)
     missing = ""
     for label in ("plain", "mask"):
@@ -307,6 +317,7 @@ def threads(implementation: Implementation, problem: Problem) -> None:
     Why: servers and data loaders call one model from many threads; what is kept on it is shared by all.
     Example: one buffer for the scores; the mask of the call left in a global for another function to read.
     """
+    _needs_compiled_kernels()
     ways = _ways(problem)
     longer = ways["plain"].replace(q_len=problem.q_len + 6, kv_len=problem.kv_len + 6, seed=problem.seed + 1)
     unmasked = [("plain", ways["plain"]), ("batch", ways["plain"].replace(seed=problem.seed + 2)), ("length", longer)]

@@ -13,5 +13,6 @@ BUILTINS: dict[str, str] = {
     "sdpa-flash": "attn_spec.reference.fused.sdpa:sdpa_flash",
     "sdpa-math": "attn_spec.reference.fused.sdpa:sdpa_math",
     "tiled": "attn_spec.reference.fused.tiled:tiled",
+    "triton": "attn_spec.reference.fused.triton:triton_attention",
     "variants": "attn_spec.reference.scratch.variants:variants",
 }

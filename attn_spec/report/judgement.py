@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from attn_spec import engine
 from attn_spec.adapters.implementation import Implementation, described
 from attn_spec.engine import CheckResult, KnownFailure
+from attn_spec.interpreter import interpreted
 from attn_spec.law import LAWS, THEMES
 from attn_spec.problem import Problem
 from attn_spec.report.reproducer import reproducer
@@ -17,6 +18,8 @@ from attn_spec.report.reproducer import reproducer
 if TYPE_CHECKING:
     from attn_spec.faults.diagnosis import Diagnosis
 
+DIAGNOSED_S = 3.0  # for the diagnosis
+PATIENT_S = 60.0  # where the answers that it asks for take long, under Triton's interpreter
 SLOW_S = 1.0  # a check that takes longer is not repeated for the sake of its reproducer
 
 # violations that are not about the numbers of an output, which is all that a diagnosis explains
@@ -154,15 +157,17 @@ class Judgement:
             from attn_spec.faults.diagnosis import diagnose
 
             failed = self.with_outcome("failed")
+            budget_s = PATIENT_S if interpreted() else DIAGNOSED_S
             if any(_about_outputs(result) for result in failed):
                 advised = any(is_advisory(result) for result in self.results)
                 otherwise = self.problems_to_diagnose(advisories=True) if advised else []
                 problems = self.problems_to_diagnose()
-                self.diagnosis = diagnose(self.implementation, problems, otherwise=otherwise)
+                self.diagnosis = diagnose(self.implementation, problems, otherwise=otherwise, budget_s=budget_s)
             if not self.diagnosis and any(result.code in BESIDE for result in failed):
                 from attn_spec.faults.beside import diagnose_beside
 
-                self.diagnosis = diagnose_beside(self.implementation, self.problems_to_diagnose())
+                problems = self.problems_to_diagnose()
+                self.diagnosis = diagnose_beside(self.implementation, problems, budget_s=budget_s)
             if self.implementation.is_module and not self.diagnosis:
                 from attn_spec.faults.module_diagnosis import diagnose_module
 

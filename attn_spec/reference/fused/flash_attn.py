@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attn_spec.adapters.signature import TargetError
+from attn_spec.interpreter import prepare
 
 
 def flash_attn_func(
@@ -88,50 +89,6 @@ def _interpret() -> None:
             f"{' '.join(unset)} before pytest starts"
         )
     try:
-        from triton.backends.driver import DriverBase
-        from triton.runtime import driver
+        prepare("hip", "gfx942", 64)
     except ImportError as error:
         raise TargetError(f"flash-attn: the interpreter needs triton ({error}); install attn-spec[triton]") from None
-
-    class Interpreted(DriverBase):  # type: ignore[misc]
-        """A driver that is asked for its target, and never launches anything."""
-
-        @classmethod
-        def is_active(cls) -> bool:
-            return True
-
-        def get_current_target(self) -> Any:
-            from triton.backends.compiler import GPUTarget
-
-            return GPUTarget("hip", "gfx942", 64)
-
-        def get_active_torch_device(self) -> torch.device:
-            return torch.device("cpu")
-
-        def map_python_to_cpp_type(self, ty: str) -> str:
-            return ty
-
-        def get_benchmarker(self) -> Any:
-            return lambda call, **_: call()
-
-    driver.set_active(Interpreted())
-    _tune_nothing()
-
-
-def _tune_nothing() -> None:
-    """Take the first configuration of every kernel: under the interpreter there is nothing to choose by time.
-
-    Keys that name no argument of the kernel are left out; flash-attn 2.8 has such, and triton 3.9 refuses them.
-    """
-    import triton
-
-    tuned = triton.autotune
-
-    def autotune(configs: list[Any], key: list[str], **others: Any) -> Callable[[Any], Any]:
-        def decorate(kernel: Any) -> Any:
-            names = [name for name in key if name in kernel.arg_names]
-            return tuned(configs[:1], names, **others)(kernel)
-
-        return decorate
-
-    triton.autotune = autotune
