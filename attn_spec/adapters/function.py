@@ -76,7 +76,7 @@ class FunctionAdapter:
         returned = self.function(*args, **kwargs)
         for x, passed in zip((q, k, v), moved, strict=True):
             _carry_back(passed, x, layout)
-        return self._result(returned, arguments)
+        return self.result(returned, arguments)
 
     def call_arguments(self, arguments: Arguments) -> tuple[list[Any], dict[str, Any]]:
         """What the function is called with, for a layout of four axes. Raises Unsupported."""
@@ -179,7 +179,8 @@ class FunctionAdapter:
             raise Unsupported(f"the window ({left}, {right}) can't be said by one number")
         return left if kind == "left" else left + 1
 
-    def _result(self, returned: Any, arguments: Arguments) -> Result:
+    def result(self, returned: Any, arguments: Arguments) -> Result:
+        """What the function returned, in canonical form. Raises Violation and Unsupported."""
         tensors = [returned] if isinstance(returned, Tensor) else flat(returned)
         if not tensors:
             raise Violation(f"returned {type(returned).__name__}, not a tensor", merge="returns")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Block = TypeVar("Block", bound=Callable[..., Any])
 
 # modules of attn_spec.faults that enter behaviour faults, in the order of the catalogue
-CATALOGUES: tuple[str, ...] = ("packing",)
+CATALOGUES: tuple[str, ...] = ("packing", "tangents")
 
 
 @dataclass(frozen=True, eq=False)

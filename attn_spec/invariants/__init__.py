@@ -8,7 +8,7 @@ import importlib
 
 THEMES = (
     *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
-    *("execution", "metamorphic", "modules", "conformance"),
+    *("execution", "metamorphic", "modules", "conformance", "forward_mode"),
 )
 
 

@@ -1,5 +1,6 @@
 """Gradients: which problems each law is tried on."""
 
+from attn_spec.invariants import forward_mode
 from attn_spec.invariants import gradients as law
 from attn_spec.masks import Alibi, Bias, Causal, Delivery, KeyPadding, Lengths, Visible, Window
 from attn_spec.problem import Problem
@@ -97,4 +98,7 @@ test_gradients_together = tries(
 test_second_order = tries(law.second_order, DOUBLE, DOUBLE.replace(kv_heads=1, mask=(Causal(),)))
 test_gradient_for_some = tries(
     law.gradient_for_some, PLAIN, PLAIN.replace(mask=(Bias("HQK"),), delivery=ADDED), PLAIN.replace(sinks=True)
+)
+test_forward_mode = tries(
+    forward_mode.forward_mode, DOUBLE, DOUBLE.replace(mask=(Causal(),), scale=0.4), DOUBLE.replace(heads=6, kv_len=8)
 )

@@ -142,8 +142,8 @@ class ModuleAdapter(FunctionAdapter):
         changes = {name: value for name, value in changes.items() if value != getattr(p, name)}
         return p.replace(**changes) if changes else p
 
-    def _result(self, returned: Any, arguments: Arguments) -> Result:
-        result = super()._result(returned, arguments)
+    def result(self, returned: Any, arguments: Arguments) -> Result:
+        result = super().result(returned, arguments)
         b, _, q_len, kv_len = arguments.sizes
         averaged = any(x.shape == (b, q_len, kv_len) for x in flat(returned)[1:])
         if arguments.returns == "weights" and result.weights is None and averaged:
