@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -29,6 +28,11 @@ def test_a_right_one_is_left_alone(attention: Callable[..., Any]) -> None:
     report = check_attention(attention, laws=["ATN914"])
     assert report.passed, str(report)
     assert report.counts["passed"] >= 1
+
+
+def test_a_wrong_output_is_not_taken_for_a_wrong_tangent() -> None:
+    report = check_attention(lambda q, k, v: naive(q, 2 * k, v), laws=["ATN301", "ATN914"])
+    assert {r.code for r in report.results if r.outcome == "failed"} == {"ATN301"}
 
 
 def test_a_missing_one_is_no_failure() -> None:
