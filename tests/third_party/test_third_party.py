@@ -53,7 +53,7 @@ OF_FUNCTIONS = {  # the package of each function of functions.py, by the head of
     "diffusers": "diffusers",
     "memory": "memory_efficient_attention",
     "flash": "flash_attn",
-    "fake": "torch",
+    "fake": "flash_attn",  # run.sh installs the two together
     "aten": "torch",
 }
 
