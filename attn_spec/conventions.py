@@ -148,8 +148,8 @@ ROLES: dict[str, tuple[str, ...]] = {
     "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
     "dropout": ("dropout_p", "dropout", "p"),
     "seed": ("seed", "dropout_seed", "rng_seed", "random_seed", "philox_seed"),
-    "window": ("window_size", "window", "sliding_window"),
-    "softcap": ("softcap", "logits_soft_cap"),
+    "window": ("window_size", "window", "sliding_window", "local_window_size"),
+    "softcap": ("softcap", "logits_soft_cap", "attn_logits_soft_cap"),
     "alibi": ("alibi_slopes",),
     "sinks": ("sinks", "s_aux", "learnable_sink"),
     "gqa": ("enable_gqa",),
@@ -193,6 +193,7 @@ NAMED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "sliding_window": (
         ("window", "count", "`sliding_window` is Hugging Face's name: a number of keys, its own counted"),
     ),
+    "local_window_size": (("window", "pair", "`local_window_size` is jax's name: (keys before, keys after)"),),
     "alibi_slopes": (
         ("alibi", "distance", "`alibi_slopes` is flash-attn's name: -slope * |distance|"),
         ("window_alignment", "bottom-right", "flash-attn's distances are aligned to the bottom right"),

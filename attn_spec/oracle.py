@@ -133,6 +133,36 @@ def derivative(
 
     All rows at once: for problems of a size at which a weight for each query and key can be kept.
     """
+    if arguments.lengths is not None:
+        return _packed_derivative(arguments, meaning, precision, cotangents, changed)
     steps = backward.run(arguments.double(), meaning, cotangents.to(torch.float64), changed)
     empty = bool((steps.forward.logits == -torch.inf).all(-1).any())
     return Derivative(steps.gradients, gradient_bounds(arguments, meaning, steps, precision), empty)
+
+
+def _packed_derivative(
+    arguments: Arguments, meaning: Meaning, precision: Precision, cotangents: Cotangents, changed: Backward
+) -> Derivative:
+    """The gradients of packed samples, each by itself; 0 beyond their end, and without queries or without keys."""
+    given = {"q": arguments.q, "k": arguments.k, "v": arguments.v, "sinks": arguments.sinks}
+    new = {name: torch.zeros_like(x, dtype=torch.float64) for name, x in given.items() if x is not None}
+    bounds, empty = {name: torch.zeros_like(x) for name, x in new.items()}, False
+    for n in range(len(arguments.q)):
+        one = arguments.sample(n)
+        _, _, q_len, kv_len = one.sizes
+        if not q_len or not kv_len:
+            empty = empty or bool(q_len)
+            continue
+        do, dlse = (None if x is None else x[n : n + 1, :, :q_len] for x in (cotangents.output, cotangents.lse))
+        assert do is not None
+        found = derivative(one, meaning, precision, Cotangents(do, dlse), changed=changed)
+        empty = empty or found.empty
+        for name in new:
+            where = (
+                (slice(None),)
+                if name == "sinks"
+                else (slice(n, n + 1), slice(None), slice(0, getattr(one, name).shape[2]))
+            )
+            new[name][where] += getattr(found.gradients, name)
+            bounds[name][where] += getattr(found.bounds, name)
+    return Derivative(Gradients(**new), Gradients(**bounds), empty)

@@ -97,9 +97,14 @@ class FunctionAdapter:
             return ""
         if arguments.form == "key-padding":
             return roles.get("key_padding", "")
-        if arguments.form == "additive" and "mask" not in roles:
+        if arguments.form == "additive" and ("mask" not in roles or self._bias_apart(arguments)):
             return roles.get("bias", "")
         return roles.get("mask", "")
+
+    def _bias_apart(self, arguments: Arguments) -> bool:
+        """Whether what is added has a parameter of its own, beside one for bool masks, which says what is hidden."""
+        apart = "bias" in self.signature.roles and self.conventions.mask_form.value == "bool"
+        return apart and arguments.form == "additive"
 
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         """Everything but q, k and v, by parameter name. Raises Unsupported where something can't be asked for."""
@@ -123,16 +128,7 @@ class FunctionAdapter:
                 raise Unsupported("no scale parameter")
             values[roles["scale"]] = arguments.scale
         if arguments.mask is not None:
-            name = self._mask_name(arguments)
-            if not name:
-                form = {"key-padding": "key padding", "additive": "mask or bias", "bool": "mask"}[arguments.form or ""]
-                raise Unsupported(f"no {form} parameter")
-            takes = conventions.mask_form.value
-            if arguments.form != "key-padding" and takes not in ("both", arguments.form):
-                raise Unsupported(f"the mask is {takes} only")
-            polarity = conventions.padding_polarity if arguments.form == "key-padding" else conventions.polarity
-            inverted = arguments.mask.dtype == torch.bool and polarity.value == "masked"
-            values[name] = ~arguments.mask if inverted else arguments.mask
+            values.update(self._mask_values(arguments))
         if "gqa" in roles and arguments.q.shape[1] != arguments.k.shape[1]:
             values[roles["gqa"]] = True
         if arguments.returns:
@@ -155,6 +151,31 @@ class FunctionAdapter:
                 values[roles[role]] = self._window(arguments) if role == "window" else asked
         return values
 
+    def _mask_values(self, arguments: Arguments) -> dict[str, Any]:
+        """The mask, by parameter name. Raises Unsupported."""
+        assert arguments.mask is not None
+        name, mask, conventions = self._mask_name(arguments), arguments.mask, self.conventions
+        if not name:
+            form = {"key-padding": "key padding", "additive": "mask or bias", "bool": "mask"}[arguments.form or ""]
+            raise Unsupported(f"no {form} parameter")
+        if self._bias_apart(arguments):
+            hidden = mask == -torch.inf
+            if bool(((mask <= torch.finfo(mask.dtype).min / 2) & ~hidden).any()):
+                raise Unsupported("a finite number for hidden keys, where a bool mask says which are hidden")
+            if not bool(hidden.any()):
+                return {name: mask}
+            if conventions.layout.value in ("NSD", "SD"):
+                raise Unsupported("a bool mask and a bias in one call, for q, k and v of fewer than four axes")
+            shown = hidden if conventions.polarity.value == "masked" else ~hidden
+            added = mask.masked_fill(hidden, 0.0)
+            return {self.signature.roles["mask"]: shown} | ({name: added} if bool(added.any()) else {})
+        takes = conventions.mask_form.value
+        if arguments.form != "key-padding" and takes not in ("both", arguments.form):
+            raise Unsupported(f"the mask is {takes} only")
+        polarity = conventions.padding_polarity if arguments.form == "key-padding" else conventions.polarity
+        inverted = mask.dtype == torch.bool and polarity.value == "masked"
+        return {name: ~mask if inverted else mask}
+
     def _window(self, arguments: Arguments) -> Any:
         """A window as the implementation takes it. Raises Unsupported where it can't be said so."""
         assert arguments.window is not None
@@ -162,6 +183,8 @@ class FunctionAdapter:
         if kind == "pair":
             usual = self.signature.default("window")
             none = usual[0] if isinstance(usual, (tuple, list)) and usual else -1
+            if self.signature.roles["window"] == "local_window_size":  # jax's, to which a negative number is a number
+                none = arguments.q.shape[2] + arguments.k.shape[2]
             return tuple(none if n is None else n for n in (left, right))
         one_sided = right is None or arguments.causal or self.conventions.causal.value == "always"
         if left is None or (right != left if kind == "count-both" and not arguments.causal else not one_sided):
@@ -236,13 +259,18 @@ class FunctionAdapter:
             values[self.signature.roles[role]] = Code(moved.format(role))
         name = self._mask_name(arguments)
         if name:
-            text = "mask" if values[name] is arguments.mask else "~mask"
+            text = "mask" if values.get(name) is arguments.mask else "~mask"
             by_head = arguments.form != "key-padding"
             if layout == "NSD" and by_head and arguments.mask is not None and arguments.mask.dim() == 4:
                 text = f"({text}).expand(*q.shape[:2], -1, -1).flatten(0, 1)"
             elif layout == "SD":
                 text = f"({text}).expand(*q.shape[:2], -1, -1)[b, h]" if by_head else f"({text})[b]"
-            values[name] = Code(text)
+            if self._bias_apart(arguments) and self.signature.roles["mask"] in values:
+                shown = "==" if self.conventions.polarity.value == "masked" else "!="
+                text = "mask.masked_fill(mask == -torch.inf, 0.0)" if name in values else ""
+                values[self.signature.roles["mask"]] = Code(f"mask {shown} -torch.inf")
+            if text:
+                values[name] = Code(text)
         for role in ("alibi", "sinks"):
             if getattr(arguments, role) is not None:
                 values[self.signature.roles[role]] = Code(role)

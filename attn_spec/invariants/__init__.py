@@ -8,8 +8,8 @@ import importlib
 
 THEMES = (
     *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
-    *("decoding", "decoding_caches", "decoding_modules", "randomness", "execution", "compiled", "autocast"),
-    *("metamorphic", "modules", "conformance"),
+    *("forward_mode", "decoding", "decoding_caches", "decoding_modules", "randomness", "execution", "compiled"),
+    *("autocast", "metamorphic", "modules", "conformance"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -31,6 +32,13 @@ def cotangents_for(problem: Problem, *, lse: bool = False) -> Cotangents:
     do = torch.randn(*shape, problem.v_dim, generator=g, dtype=torch.float64).to(problem.torch_dtype)
     dlse = torch.randn(*shape, generator=g, dtype=torch.float64).to(torch.promote_types(do.dtype, torch.float32))
     return Cotangents(do, dlse if lse else None)
+
+
+def slope_at_zero(f: Callable[[float], float], step: float) -> tuple[float, float]:
+    """The derivative of f at 0 by central differences with one and two steps, extrapolated; and how far they differ."""
+    one = (f(step) - f(-step)) / (2 * step)
+    two = (f(2 * step) - f(-2 * step)) / (4 * step)
+    return one + (one - two) / 3, abs(one - two)
 
 
 def names_of(arguments: Arguments) -> tuple[str, ...]:

@@ -243,12 +243,14 @@ def lse_of_empty_rows(implementation: Implementation, problem: Problem) -> None:
     Why: whoever merges by it takes any number for weight, and NaN for the end.
     Example: log(0 + 1e-20) = -46; the maximum of an empty row as it was initialised.
     """
+    if implementation.conventions.meaning.empty_rows == "mean":
+        raise Unsupported("a row with no visible key is the mean of all values, so it has a sum, of finite logits")
     arguments = arguments_for(implementation, problem)
-    got, exact = returned_lse(implementation, arguments).double(), answer_to(implementation, problem)
+    got, exact = returned_lse(implementation, arguments), answer_to(implementation, problem)
     empty = exact.lse == -torch.inf
     value = torch.tensor(float(implementation.conventions.lse_empty.value), dtype=torch.float64)
     expected = torch.where(empty, value, exact.lse)
-    worst = tolerance.worst(got, expected, lse_bound(got.float(), exact.bounds.lse, exact.lse))
+    worst = tolerance.worst(got, expected, lse_bound(got, exact.bounds.lse, exact.lse))
     if not worst.holds:
         kind = "a row with no visible key" if bool(empty[worst.index]) else "a row beside empty ones"
         raise Violation(
@@ -280,11 +282,12 @@ def lse_merges(implementation: Implementation, problem: Problem) -> None:
         )
         result = implementation(part)
         right = answer(implementation, part)
-        parts.append((result.output.detach().double(), returned_lse(implementation, part).double(), right))
-    (out_1, lse_1, right_1), (out_2, lse_2, right_2) = parts
+        parts.append((result.output.detach().double(), returned_lse(implementation, part), right))
+    (out_1, given_1, right_1), (out_2, given_2, right_2) = parts
+    lse_1, lse_2 = given_1.double(), given_2.double()
     w = torch.sigmoid(lse_1 - lse_2)[..., None]
-    moved = (w * (1 - w)) * (lse_bound(lse_1.float(), right_1.bounds.lse, lse_1)
-                             + lse_bound(lse_2.float(), right_2.bounds.lse, lse_2))[..., None]  # fmt: skip
+    moved = (w * (1 - w)) * (lse_bound(given_1, right_1.bounds.lse, lse_1)
+                             + lse_bound(given_2, right_2.bounds.lse, lse_2))[..., None]  # fmt: skip
     bound = exact.bounds.output + w * right_1.bounds.output + (1 - w) * right_2.bounds.output
     bound = bound + 2 * moved * (right_1.output - right_2.output).abs()
     worst = tolerance.worst(w * out_1 + (1 - w) * out_2, exact.output, bound)

@@ -8,7 +8,7 @@ from attn_spec import tolerance
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.invariants import comparison
 from attn_spec.invariants.comparison import answer, arguments_for, needs_plain, output, place, recovered, require_within
-from attn_spec.law import Unsupported, Violation, law
+from attn_spec.law import Advisory, Unsupported, Violation, law
 from attn_spec.problem import Arguments, Problem
 
 
@@ -230,3 +230,33 @@ def returned_weights(implementation: Implementation, problem: Problem) -> None:
     assert exact.weights is not None
     require_within(tolerance.worst(result.weights, exact.weights, exact.bounds.weights), "weights")
     require_within(exact.compare(result.output), "output", because="with the weights asked for")
+
+
+@law(
+    "ATN214",
+    "weights-of-empty-rows",
+    "A row with no visible key is no other where weights are asked for",
+    advisory=True,
+)
+def weights_of_empty_rows(implementation: Implementation, problem: Problem) -> None:
+    """out_i as the conventions say where every key is hidden, and weights that are finite, with the weights asked for
+
+    Why: the weights come from another path than the fused one, and what guards empty rows there is missing here.
+    Example: torch's nn.MultiheadAttention with need_weights=True, in which one hidden head makes the whole row NaN.
+    """
+    arguments = arguments_for(implementation, problem).replace(returns="weights")
+    result = implementation(arguments)
+    if result.weights is None:
+        raise Unsupported("no weights of shape [B, H, Sq, Sk] are returned")
+    exact = answer(implementation, arguments)
+    empty = (exact.lse == -torch.inf)[..., None]
+    worst = exact.compare(torch.where(empty, result.output.double(), exact.output))
+    if not worst.holds:
+        said = comparison.difference(worst, "output")
+        raise Advisory(
+            f"with the weights asked for: {said}", evidence=comparison.evidence(worst), merge="weights-of-empty-rows"
+        )
+    declared = implementation.conventions.meaning.empty_rows
+    if declared != "nan" and not bool(result.weights.isfinite().all()):
+        count = int((~result.weights.isfinite()).sum())
+        raise Advisory(f"{count} weights are not finite", evidence={"not_finite": count}, merge="weights-of-empty-rows")

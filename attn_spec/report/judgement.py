@@ -158,7 +158,11 @@ class Judgement:
 
             failed = self.with_outcome("failed")
             budget_s = PATIENT_S if interpreted() else DIAGNOSED_S
-            if any(_about_outputs(result) for result in failed):
+            if any(result.problem.lengths is not None for result in failed):  # what packing explains, nothing else does
+                from attn_spec.faults.packing import diagnose as diagnose_packing
+
+                self.diagnosis = diagnose_packing(self.implementation, self.results)
+            if not self.diagnosis and any(_about_outputs(result) for result in failed):
                 advised = any(is_advisory(result) for result in self.results)
                 otherwise = self.problems_to_diagnose(advisories=True) if advised else []
                 problems = self.problems_to_diagnose()

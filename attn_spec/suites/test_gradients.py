@@ -1,7 +1,8 @@
 """Gradients: which problems each law is tried on."""
 
+from attn_spec.invariants import forward_mode
 from attn_spec.invariants import gradients as law
-from attn_spec.masks import Alibi, Bias, Causal, Delivery, KeyPadding, Visible, Window
+from attn_spec.masks import Alibi, Bias, Causal, Delivery, KeyPadding, Lengths, Visible, Window
 from attn_spec.problem import Problem
 from attn_spec.suites.suite import both, tries
 
@@ -11,6 +12,7 @@ CAUSAL = PLAIN.replace(mask=(Causal(),))
 LONGER = PLAIN.replace(q_len=5, kv_len=12)
 LONG = PLAIN.replace(batch=1, heads=2, kv_heads=1, q_len=70, kv_len=70)
 ADDED = Delivery("additive")
+PACKED = PLAIN.replace(batch=3, q_len=9, kv_len=12, mask=(Causal(), Lengths((2, 9, 5), (9, 12, 5))))
 
 EACH = [
     *both(PLAIN, CAUSAL),
@@ -20,6 +22,7 @@ EACH = [
     LONG.replace(mask=(Causal(),)),
     PLAIN.replace(q_len=1, kv_len=20),
     PLAIN.replace(mask=(Visible("BHQK"),)),
+    PACKED,
 ]
 test_query_gradient = tries(law.query_gradient, EACH, PLAIN.replace(scale=0.3))
 test_key_gradient = tries(law.key_gradient, EACH, PLAIN.replace(scale=0.3))
@@ -54,6 +57,7 @@ test_finite_differences = tries(
     DOUBLE.replace(softcap=2.0, mask=(Window(2, 1),)),
     DOUBLE.replace(mask=(Alibi(), Causal()), sinks=True),
     DOUBLE.replace(softcap=2.0),
+    DOUBLE.replace(mask=(Causal(), Lengths((5, 2), (5, 4)))),
 )
 test_empty_row_gradients = tries(
     law.empty_row_gradients,
@@ -62,6 +66,8 @@ test_empty_row_gradients = tries(
     PLAIN.replace(q_len=8, kv_len=5, mask=(Causal(),)),
     PLAIN.replace(mask=(KeyPadding((0, 6)),), delivery=Delivery("key-padding")),
     PLAIN.replace(q_len=12, kv_len=5, mask=(Window(1, 1),)),
+    PACKED.replace(mask=(Lengths((9, 0, 4), (5, 7, 12)),)),
+    PACKED.replace(mask=(Causal(), Lengths((9, 3, 0), (5, 0, 12)))),
 )
 test_hidden_gradients = tries(
     law.hidden_gradients,
@@ -86,8 +92,13 @@ test_gradients_together = tries(
     PLAIN.replace(q_len=1, kv_len=20, mask=(Window(6, 0),), softcap=2.0),
     GROUPED.replace(q_len=1, kv_len=70, mask=(Causal(),)),
     PLAIN.replace(dtype="float16"),
+    both(PACKED.replace(heads=6, kv_heads=2)),
+    PACKED.replace(softcap=3.0),
 )
 test_second_order = tries(law.second_order, DOUBLE, DOUBLE.replace(kv_heads=1, mask=(Causal(),)))
 test_gradient_for_some = tries(
     law.gradient_for_some, PLAIN, PLAIN.replace(mask=(Bias("HQK"),), delivery=ADDED), PLAIN.replace(sinks=True)
+)
+test_forward_mode = tries(
+    forward_mode.forward_mode, DOUBLE, DOUBLE.replace(mask=(Causal(),), scale=0.4), DOUBLE.replace(heads=6, kv_len=8)
 )

@@ -27,3 +27,6 @@ test_head_order = tries(law.head_order, PLAIN, CROSS, MASKED)
 test_batch_order = tries(law.batch_order, CROSS, MASKED.replace(batch=3), PADDED)
 test_row_shift = tries(law.row_shift, PLAIN, PLAIN.replace(batch=1, q_len=12, kv_len=20))
 test_returned_weights = tries(law.returned_weights, PLAIN, CROSS, CAUSAL, MASKED)
+test_weights_of_empty_rows = tries(
+    law.weights_of_empty_rows, PLAIN.replace(mask=(Visible("BHQK", empty_rows=(2,)),))
+)

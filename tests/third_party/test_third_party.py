@@ -1,4 +1,4 @@
-"""Attention modules of released packages: the right ones pass, in few lines of YAML, and the wrong ones are caught."""
+"""Attention of released packages: what is right passes, in few lines of YAML, and what is wrong is caught."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUDGET_S = 120.0  # of one module; they take 5 to 20
 SESSIONS = tuple(f"ATN105{n}" for n in range(6))  # the laws of decoding with a module's cache
-LINES = 10  # of YAML for one module
+LINES = 12  # of YAML for one of them
 
 # what tells: a law that must fail, a fault that the diagnosis must name, words that a message must hold ("": any)
 WRONG = {
@@ -33,16 +33,45 @@ WRONG = {
     "latent-attention": ("ATN150", "", "number of dimensions"),
 }
 
+WRONG_FUNCTIONS = {
+    "attend-flash-call": ("ATN401", "causal-ignored", ""),
+    "attend-flash-built": ("ATN404", "causal-offset-clamped", ""),
+    "attend-l2-flash": ("ATN301", "", ""),
+    "local": ("ATN201", "", "sum of its row's weights"),
+    "ring-flash": ("ATN404", "", ""),
+    "ring-flash-masks": ("ATN507", "mask-ignored-when-causal", ""),
+    "llama-eager-bool": ("ATN501", "", ""),
+    "aten-math-bool": ("ATN501", "bool-mask-added", ""),
+    "diffusers-flex": ("ATN401", "", ""),
+    "diffusers-flex-padding": ("ATN516", "", ""),
+    "fake-flash": ("ATN404", "", ""),
+    "memory-efficient-chunks": ("ATN401", "", "the output has shape"),
+    "flash-reference-padding": ("ATN507", "", ""),
+}
+OF_FUNCTIONS = {  # the package of each function of functions.py, by the head of its name
+    "attend": "x_transformers",
+    "ring": "ring_attention_pytorch",
+    "local": "local_attention",
+    "diffusers": "diffusers",
+    "memory": "memory_efficient_attention",
+    "flash": "flash_attn",
+    "fake": "flash_attn",  # run.sh installs the two together
+    "aten": "torch",
+}
+
 
 def entries(file: str) -> dict[str, ImplementationConfig]:
     return dict(load(HERE / file).implementations)
 
 
 HONEST = entries("honest.yaml")
+HONEST_FUNCTIONS = entries("honest_functions.yaml")
 
 
 def package(target: str) -> str:
     """The package that a target needs."""
+    if "functions.py" in target:
+        return OF_FUNCTIONS[target.partition(":")[2].partition("_")[0]]
     in_files = ("vit_pytorch", "llms_from_scratch")
     return next((name for name in in_files if name in target), target.partition(".")[0])
 
@@ -71,6 +100,7 @@ def judged(file: str, name: str, monkeypatch: pytest.MonkeyPatch, laws: tuple[st
 @pytest.mark.parametrize("name", HONEST)
 def test_honest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = judged("honest.yaml", name, monkeypatch)
+    assert report.counts["not-run"] == 0, f"{BUDGET_S} s were not enough"
     assert report.passed, str(report)
     assert report.counts["passed"] > 130, str(report)
 
@@ -92,7 +122,32 @@ def test_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fault or fault in report.diagnosis, str(report)
 
 
-@pytest.mark.parametrize("file", ["honest.yaml", "wrong.yaml", "cached.yaml"])
+@pytest.mark.parametrize("name", HONEST_FUNCTIONS)
+def test_honest_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged("honest_functions.yaml", name, monkeypatch)
+    assert report.passed, str(report)
+    assert report.counts["passed"] > 120, str(report)
+
+
+@pytest.mark.parametrize("name", WRONG_FUNCTIONS)
+def test_wrong_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged("wrong_functions.yaml", name, monkeypatch)
+    law, fault, words = WRONG_FUNCTIONS[name]
+    assert report.verdict == "failed", str(report)
+    messages = [result.message for result in report.results if (result.code, result.outcome) == (law, "failed")]
+    assert any(words in message for message in messages), str(report)
+    assert not fault or fault in report.diagnosis, str(report)
+
+
+def test_every_wrong_entry_is_expected() -> None:
+    assert entries("wrong.yaml").keys() == WRONG.keys()
+    assert entries("wrong_functions.yaml").keys() == WRONG_FUNCTIONS.keys()
+
+
+FILES = ("honest.yaml", "wrong.yaml", "cached.yaml", "honest_functions.yaml", "wrong_functions.yaml")
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_a_module_takes_few_lines(file: str) -> None:
     node = yaml.compose((HERE / file).read_text(encoding="utf-8"))
     ((_, implementations),) = node.value
