@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attn_spec import blocks
+from attn_spec import blocks, check_attention
 from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.conventions import Meaning
 from attn_spec.faults import CATALOGUE, Fault, diagnosis, named
@@ -154,6 +154,16 @@ def test_fault_is_seen_and_found(fault: Fault) -> None:
 def test_two_faults_are_found_together() -> None:
     pair = both(named("scale-missing"), named("kv-heads-tiled"))
     assert pair.id in [d.fault.id for d in diagnose(planted(pair), SMALL, budget_s=60)]
+
+
+def test_two_flags_that_are_not_heeded_are_found_together() -> None:
+    pair = both(named("window-ignored"), named("softcap-ignored"))
+    assert pair.theme == "variants"
+    assert pair.diff.count("+ return a") == 2
+    report = check_attention(planted(pair), laws=["variants"])
+    assert {frozenset(name.split("+")) for name in report.diagnosis} >= {frozenset(pair.id.split("+"))}
+    with pytest.raises(ValueError, match="both change score"):
+        both(named("scale-missing"), named("scale-twice"))
 
 
 def test_nothing_is_named_where_nothing_is_wrong() -> None:

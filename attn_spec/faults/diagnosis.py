@@ -33,7 +33,7 @@ from attn_spec.blocks import Pipeline, Trace
 from attn_spec.conventions import Meaning
 from attn_spec.faults import CATALOGUE, Fault
 from attn_spec.faults.behaviour import BehaviourFault
-from attn_spec.faults.fault import both
+from attn_spec.faults.fault import both, joinable
 from attn_spec.faults.modules import ModuleFault
 from attn_spec.faults.scope import confined, scopes_that
 from attn_spec.law import Refused, Unsupported, Violation
@@ -317,7 +317,7 @@ def _beside_empty_rows(
             also = CATALOGUE[f"empty-rows-{contradiction.measured.value}"]
             meaning = implementation.conventions.replace(empty_rows=contradiction.measured).meaning
             found = _alone(faults, [case.under(meaning) for case in cases], deadline)
-            return [both(f, also) if f.where is None and not f.blocks.keys() & also.blocks.keys() else f for f in found]
+            return [both(f, also) if f.where is None and joinable(f, also) else f for f in found]
     return []
 
 
@@ -338,7 +338,7 @@ def _pairs(faults: list[Fault], cases: list[Case], deadline: float) -> list[Faul
         for other in faults:
             if time.monotonic() > deadline:
                 return list(found.values())
-            if frozenset((one.id, other.id)) in found or one.blocks.keys() & other.blocks.keys():
+            if frozenset((one.id, other.id)) in found or one is other or not joinable(one, other):
                 continue
             pair = both(one, other)
             if all(case.given_by(pair.pipeline) for case in ordered):

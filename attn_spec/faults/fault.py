@@ -68,7 +68,8 @@ class Fault:
     @property
     def theme(self) -> str:
         """The theme of the laws that it breaks first."""
-        module = next(iter(self.blocks.values())).__module__.rpartition(".")[2]
+        first = next(iter(self.blocks.values()))
+        module = (first.parts[0] if isinstance(first, Chain) else first).__module__.rpartition(".")[2]
         return THEMES.get(module, module)
 
     @cached_property
@@ -98,8 +99,9 @@ class Fault:
         """What to mend, from the fault to the right block: `- return q @ k.mT`, `+ return q @ k.mT * scale`."""
         lines = [f"- # only if {self.condition}"] if self.condition else []
         for name, changed in self.blocks.items():
-            compared = difflib.ndiff(statements(changed), statements(BLOCKS[name]))
-            lines += [line.rstrip() for line in compared if line[0] in "-+"]
+            for part in changed.parts if isinstance(changed, Chain) else (changed,):
+                compared = difflib.ndiff(statements(part), statements(BLOCKS[name]))
+                lines += [line.rstrip() for line in compared if line[0] in "-+"]
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Callable[[str], Fault], tuple[str]]:
@@ -143,15 +145,35 @@ def fault(block: str, title: str, *, sources: tuple[str, ...], advice: str, equi
     return register
 
 
+CHAINED = ("heed",)  # blocks of which two can be had at once, one after the other
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Two changed blocks in the place of one, the second on what the first gives."""
+
+    parts: tuple[Block, Block]
+
+    def __call__(self, a: Any) -> Any:
+        first, second = self.parts
+        return second(first(a))
+
+
+def joinable(first: Fault, second: Fault) -> bool:
+    """Whether two faults can be had at once."""
+    return all(name in CHAINED for name in first.blocks.keys() & second.blocks.keys())
+
+
 def both(first: Fault, second: Fault) -> Fault:
-    """Two faults at once; raises ValueError where they change the same block."""
-    shared = first.blocks.keys() & second.blocks.keys()
-    if shared:
-        raise ValueError(f"blocks: {first.id} and {second.id} both change {', '.join(sorted(shared))}")
+    """Two faults at once; raises ValueError where they change the same block and it can't be changed twice."""
+    if not joinable(first, second):
+        shared = sorted(first.blocks.keys() & second.blocks.keys())
+        raise ValueError(f"blocks: {first.id} and {second.id} both change {', '.join(shared)}")
+    chained = {name: Chain((first.blocks[name], second.blocks[name])) for name in first.blocks.keys() & second.blocks}
     return Fault(
         f"{first.id}+{second.id}",
         f"{first.title}, and {second.title}",
-        first.blocks | second.blocks,
+        first.blocks | second.blocks | chained,
         first.sources + second.sources,
         f"{first.advice} {second.advice}",
     )
