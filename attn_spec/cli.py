@@ -257,7 +257,20 @@ def _kills(options: argparse.Namespace) -> Iterator[str]:
                 yield f"{fault:41} {law:36} {margin:>9}  {chosen:>3} {best:>9}  {problem}"
     yield ""
     yield from kills.summary(found, options.profile)
-    if any(kill.result is None for kill in found):
+    yield ""
+    beside: list[kills.Caught] = []
+    if options.markdown:
+        yield from (f"| {' | '.join(kills.CAUGHT_HEADER)} |", f"|{'---|' * len(kills.CAUGHT_HEADER)}")
+    for one in kills.all_caught():
+        beside.append(one)
+        name, law, problem, profile, named = kills.caught_row(one)
+        if options.markdown:
+            yield f"| {name} | {law} | {f'`{problem}`' if problem else ''} | {profile} | {named} |"
+        else:
+            yield f"{name:41} {law:36} {profile:>5} {named:>3}  {problem}"
+    yield ""
+    yield kills.caught_summary(beside)
+    if any(kill.result is None for kill in found) or any(one.result is None for one in beside):
         raise Failed
 
 

@@ -6,14 +6,20 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+from attn_spec.check import check_attention
 from attn_spec.choice.chosen import chosen_problems, weak_faults
 from attn_spec.choice.matrix import CLEAR, MEANINGS, Bench
 from attn_spec.engine import CheckResult, Subject
-from attn_spec.faults import CATALOGUE, Fault
-from attn_spec.faults.planted import planted
+from attn_spec.faults import CATALOGUE, Fault, behaviour
+from attn_spec.faults.behaviour import BehaviourFault
+from attn_spec.faults.modules import MODULE_FAULTS, ModuleFault
+from attn_spec.faults.planted import planted, planted_class
+from attn_spec.faults.plants import plants
 from attn_spec.fuzzing import Search
-from attn_spec.law import Law
+from attn_spec.invariants import load as load_laws
+from attn_spec.law import LAWS, Law
 from attn_spec.problem import Problem
 from attn_spec.suites import all_tests
 
@@ -98,3 +104,69 @@ def summary(found: Sequence[Kill], profile: str) -> list[str]:
         f"The {problems} chosen problems alone catch {sum(kill.chosen >= 2 for kill in found)} by two of them or more, "
         f"{sum(kill.chosen == 1 for kill in found)} by one, {sum(kill.chosen == 0 for kill in found)} by none.",
     ]
+
+
+# faults that no single call shows, and faults around attention ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Caught:
+    """The first check that fails for a fault planted in a whole function or module, on the first profile that has one.
+
+    named: whether the diagnosis of that run names the fault.
+    """
+
+    fault: BehaviourFault | ModuleFault
+    result: CheckResult | None
+    profile: str = ""
+    named: bool = False
+
+
+def caught(fault: BehaviourFault | ModuleFault) -> Caught:
+    """Judge the plants of a fault by the laws of its theme, on `quick` and then on `ci`, until a check fails."""
+    for profile in ("quick", "ci"):
+        for target, declared in _plants(fault):
+            report = check_attention(target, laws=_laws(fault), profile=profile, **declared)
+            failed = [result for result in report.results if result.outcome == "failed"]
+            if failed:
+                return Caught(fault, failed[0], profile, fault.id in report.diagnosis)
+    return Caught(fault, None)
+
+
+def _plants(fault: BehaviourFault | ModuleFault) -> Iterable[tuple[Any, dict[str, Any]]]:
+    return [(planted_class(fault), {})] if isinstance(fault, ModuleFault) else plants(fault)
+
+
+def _laws(fault: BehaviourFault | ModuleFault) -> list[str]:
+    """Those of modules for a fault around attention; those of packing stand among the variants and the gradients."""
+    if isinstance(fault, ModuleFault):
+        load_laws()
+        return [law.code for law in LAWS.values() if law.of_modules]
+    return ["variants", "gradients"] if fault.theme == "variants" else [fault.theme]
+
+
+def all_caught() -> Iterator[Caught]:
+    """Every fault that is no changed block of one call."""
+    yield from map(caught, MODULE_FAULTS.values())
+    yield from map(caught, behaviour.load().values())
+
+
+CAUGHT_HEADER = ("fault", "first caught by", "on", "profile", "named")
+
+
+def caught_row(one: Caught) -> tuple[str, str, str, str, str]:
+    """The line of a fault, in the order of `CAUGHT_HEADER`."""
+    if one.result is None:
+        return one.fault.id, "survives", "", "", ""
+    law = f"{one.result.code} {one.result.name}"
+    return one.fault.id, law, str(one.result.problem), one.profile, "yes" if one.named else "no"
+
+
+def caught_summary(found: Sequence[Caught]) -> str:
+    """The totals in a sentence."""
+    dead, named = sum(one.result is not None for one in found), sum(one.named for one in found)
+    alive = [one.fault.id for one in found if one.result is None]
+    return (
+        f"Of {len(found)} faults that no single call shows, or that lie around the attention of a module, {dead} are "
+        f"caught, {named} of them by name; survivors: {', '.join(alive) or 'none'}."
+    )

@@ -10,7 +10,8 @@ from attn_spec.choice.matrix import MEANINGS
 from attn_spec.cli import main
 from attn_spec.conventions import Meaning
 from attn_spec.engine import Subject
-from attn_spec.faults import CATALOGUE, Fault, named
+from attn_spec.faults import CATALOGUE, Fault, behaviour, named
+from attn_spec.faults.modules import MODULE_FAULTS
 from attn_spec.faults.planted import planted
 from attn_spec.kills import Kill, first_kill
 
@@ -51,19 +52,27 @@ def test_fuzzed_checks_do_not_count() -> None:
 def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     few = [named("scale-missing"), named("causal-one-ahead")]
     monkeypatch.setattr(kills.kills, "__defaults__", (few, "quick"))
+    beside = [behaviour.load()["dropout-on-output"], MODULE_FAULTS["context-ignored"]]
+    monkeypatch.setattr(kills, "all_caught", lambda: map(kills.caught, beside))
     assert main(["kills", "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| fault | first killed by | on | margin | chosen problems | largest margin on them |"
     assert lines[2].startswith("| scale-missing | ATN301 default-scale | `B1-H3-S4-D4-f32` | - | ")
-    assert "2 of 2 faults are killed on `quick`" in lines[-3]
-    assert lines[-2] == "Survivors: none."
+    assert any("2 of 2 faults are killed on `quick`" in line for line in lines)
+    assert "Survivors: none." in lines
+    assert lines[-4].startswith("| dropout-on-output | ATN1105 dropout-on-weights | `")
+    assert lines[-3].startswith("| context-ignored | ATN650 module-answer | `")
+    assert lines[-3].endswith("` | quick | yes |")
+    assert lines[-1].endswith("2 are caught, 2 of them by name; survivors: none.")
 
 
 def test_a_survivor_is_named_and_red(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "first_kill", lambda fault, profile: Kill(fault, None))
     monkeypatch.setattr(kills.kills, "__defaults__", ([named("scale-missing")], "quick"))
+    monkeypatch.setattr(kills, "all_caught", lambda: iter([kills.Caught(MODULE_FAULTS["context-ignored"], None)]))
     assert main(["kills"]) == 1
     out = capsys.readouterr().out
     assert "scale-missing" in out
     assert "survives" in out
     assert "Survivors: scale-missing." in out
+    assert "survivors: context-ignored." in out
