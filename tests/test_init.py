@@ -36,7 +36,7 @@ def no(q, k, v):
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("attentions.py").write_text(ATTENTIONS)
+    Path("written.py").write_text(ATTENTIONS)
 
 
 def said(*words: str) -> list[str]:
@@ -46,14 +46,14 @@ def said(*words: str) -> list[str]:
 
 
 def test_it_tells_what_it_wrote() -> None:
-    lines = said("attentions.py:right")
-    assert lines[0] == "wrote attn.yaml: what was understood of attentions.py:right"
-    assert lines[-1] == "judge it: pytest --attn-impl=attentions.py:right"
+    lines = said("written.py:right")
+    assert lines[0] == "wrote attn.yaml: what was understood of written.py:right"
+    assert lines[-1] == "judge it: pytest --attn-impl=written.py:right"
     assert said("sdpa", "--out=other.yaml")[-1] == "judge it: pytest --attn-impl=sdpa --attn-config=other.yaml"
 
 
 def test_the_file_says_what_was_understood() -> None:
-    said("attentions.py:right")
+    said("written.py:right")
     text = Path("attn.yaml").read_text()
     first, *rest = text.splitlines()
     assert first.startswith("# yaml-language-server: $schema=")
@@ -68,7 +68,7 @@ def test_the_file_says_what_was_understood() -> None:
 
 
 def test_a_contradiction_is_left_to_decide() -> None:
-    lines = said("attentions.py:top_left")
+    lines = said("written.py:top_left")
     assert "decide on alignment: top-left is measured, bottom-right is expected" in lines
     (entry,) = load("attn.yaml").implementations.values()
     assert entry.declared() == {"alignment": "bottom-right"}
@@ -77,8 +77,8 @@ def test_a_contradiction_is_left_to_decide() -> None:
 
 @pytest.mark.parametrize("name", ["right", "top_left", "no"])
 def test_the_verdict_stays(name: str) -> None:
-    said(f"attentions.py:{name}")
-    target, (entry,) = f"attentions.py:{name}", load("attn.yaml").implementations.values()
+    said(f"written.py:{name}")
+    target, (entry,) = f"written.py:{name}", load("attn.yaml").implementations.values()
     assert entry.target == target
     without, with_it = check_attention(target), check_attention(target, **entry.declared())
     assert with_it.counts == without.counts
@@ -87,12 +87,12 @@ def test_the_verdict_stays(name: str) -> None:
 
 def test_what_is_in_comments_may_be_declared() -> None:
     """Each line without its # is one that loads, and that what is measured agrees with."""
-    said("attentions.py:right")
+    said("written.py:right")
     text = Path("attn.yaml").read_text()
     Path("attn.yaml").write_text(re.sub(r"(?m)^    # (\w+: .*  # (measured|assumed): )", r"    \1", text))
     (entry,) = load("attn.yaml").implementations.values()
     assert {"layout", "causal", "grouping", "lse_base", "polarity"} <= set(entry.declared())
-    assert check_attention("attentions.py:right", **entry.declared()).passed
+    assert check_attention("written.py:right", **entry.declared()).passed
 
 
 def test_a_file_that_is_there_stays() -> None:

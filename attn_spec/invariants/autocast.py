@@ -14,7 +14,7 @@ from attn_spec.backward import Cotangents
 from attn_spec.invariants.asked import Asked, as_taken, ask
 from attn_spec.invariants.comparison import answer_to, arguments_for, needs_plain, output, require_within
 from attn_spec.invariants.differentiation import cotangents_for
-from attn_spec.law import Unsupported, Violation, law
+from attn_spec.law import Advisory, Unsupported, Violation, law
 from attn_spec.masks import Delivery
 from attn_spec.problem import DTYPES, Arguments, Problem
 from attn_spec.tolerance import Precision
@@ -76,7 +76,17 @@ def _autocast_raised(
         arguments = _representable(arguments_for(implementation, plain), DTYPES[dtype])
         if "raised" not in _autocast(implementation, plain, dtype, arguments)[1]:
             merge = "autocast-mask-dtype" if problem.delivery.form == "additive" else f"autocast-fill-{dtype}"
-    raise Violation(message, merge=merge, hint="take dtypes and the numbers that stand for -inf from the scores")
+    _raised(implementation, message, merge)
+
+
+def _raised(implementation: Implementation, message: str, merge: str) -> None:
+    """That it raises is red where `autocast` is claimed: much honest code was never run so."""
+    claimed = "autocast" in implementation.claims
+    raise (Violation if claimed else Advisory)(
+        f"{message}; `claims:` says autocast" if claimed else f"{message}; `claims: [autocast]` makes this red",
+        merge=merge,
+        hint="take dtypes and the numbers that stand for -inf from the scores; see torch.amp.custom_fwd",
+    )
 
 
 def _autocast_right(asked: Asked, found: dict[str, Any], given: Cotangents, dtype: str, how: str) -> None:
@@ -90,7 +100,7 @@ def _autocast_right(asked: Asked, found: dict[str, Any], given: Cotangents, dtyp
     right = oracle.answer(asked.arguments, meaning, loose)
     require_within(right.compare(out), "output", because=how, merge="autocast-answer")
     if "backward" in found:
-        raise Violation(f"{how}: its backward pass raises {found['backward']}", merge="autocast-gradient")
+        _raised(asked.implementation, f"{how}: its backward pass raises {found['backward']}", "autocast-gradient")
     if found["gradients"]:
         derivative = oracle.derivative(asked.arguments, meaning, loose, given)
         for name, got in asked.gradients(found["gradients"]):

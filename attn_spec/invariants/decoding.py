@@ -77,16 +77,28 @@ def _same_rows(implementation: Implementation, problem: Problem, cuts: list[int]
     whole, right = arguments_for(implementation, problem), answer_to(implementation, problem)
     for start, stop in zip(cuts, cuts[1:], strict=False):
         rows = slice(start, stop)
-        got = output(implementation, rows_of(implementation, whole, start, stop))
+        asked = rows_of(implementation, whole, start, stop)
+        got = output(implementation, asked)
         worst = tolerance.worst(got, right.output[:, :, rows], right.bounds.output[:, :, rows])
         if not worst.holds:
             what = f"query {start}" if stop - start == 1 else f"queries {start} to {stop - 1}"
             raise Violation(
                 f"{what} in a call of its own over the keys 0 to {stop - 1}: {difference(worst, 'output')}",
-                evidence={**evidence(worst), "queries": [start, stop], "keys": stop},
+                evidence={**evidence(worst), "queries": [start, stop], "keys": stop, "causal": asked.causal},
                 hint=hint,
                 merge=merge,
+                setup=_cut(whole, asked, start, stop),
             )
+
+
+def _cut(whole: Arguments, asked: Arguments, start: int, stop: int) -> str:
+    """Plain torch that makes the arguments of the whole those of the call; "" where that takes more than a line or two."""
+    if whole.mask is not None:
+        return ""
+    lines = [f"q, k, v = q[:, :, {start}:{stop}], k[:, :, :{stop}], v[:, :, :{stop}]"]
+    if asked.mask is not None:
+        lines.append(f"mask = torch.ones({stop - start}, {stop}, dtype=torch.bool).tril({start})[None, None]")
+    return "\n".join(lines)
 
 
 @law("ATN1001", "steps-equal-prefill", "Token by token gives the rows of the whole sequence")
@@ -220,7 +232,8 @@ def uneven_splits_merge(implementation: Implementation, problem: Problem) -> Non
     bound = right.bounds.output.clone()
     for share, out, (_, _, exact, lse) in zip(shares, outs, parts, strict=True):
         moved = lse_bound(lse, exact.bounds.lse, exact.lse.nan_to_num(neginf=0.0))[..., None]
-        bound += share * (exact.bounds.output + 2 * moved * (out - right.output).abs())
+        added = share * (exact.bounds.output + 2 * moved * (out - right.output).abs())
+        bound += torch.where(share > 0, added, 0.0)  # a part that counts nothing may be bounded by anything
     merged = torch.where(right.lse[..., None] > -torch.inf, merged, right.output)
     worst = tolerance.worst(merged, right.output, bound.nan_to_num())
     require_within(

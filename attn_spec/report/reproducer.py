@@ -23,7 +23,7 @@ from attn_spec.adapters.implementation import GlobalState, Implementation, descr
 from attn_spec.backward import NAMES
 from attn_spec.engine import CheckResult
 from attn_spec.invariants.differentiation import gradients
-from attn_spec.law import Refused, Violation
+from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.problem import TENSORS, Arguments, Problem
 from attn_spec.report import beside
 from attn_spec.report.formula import formula
@@ -54,6 +54,8 @@ def reproducer(
 
             return module_reproducer(implementation, problem, violation, check=check)
         return Script(implementation, problem, violation, check=check).shortest()
+    except Unsupported as error:
+        return f"# no short script shows this: {error}\n"
     except Exception as error:  # an error of ours here must not take the report with it
         return f"# attn-spec failed at writing a reproducer: {described(error)}\n"
 
@@ -97,6 +99,8 @@ class Script:
     def _arguments(self) -> Arguments:
         """The arguments of the call, with the setup applied."""
         arguments = self.problem.arguments(self.meaning.alignment)
+        causal = self.violation.evidence.get("causal")  # of a law that asks for it in another way than the problem
+        arguments = arguments if causal is None else arguments.replace(causal=bool(causal))
         if not self.setup:
             return arguments
         names = {name: getattr(arguments, name) for name in TENSORS} | {"torch": torch}
