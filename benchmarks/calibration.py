@@ -21,6 +21,7 @@ import torch
 import attn_spec
 from attn_spec import tolerance
 from attn_spec.adapters.adapt import adapt
+from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.resolve import resolve
 from attn_spec.engine import as_asked
 from attn_spec.fuzzing import Search
@@ -36,10 +37,23 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 ADVISORY_VALUES = ("deep",)  # logits of -30,000, which half types can't tell apart
 
 
+BUILTINS = ("naive", "tiled", "sdpa", "sdpa-math", "sdpa-flash", "variants")
+# what a user would declare of some of them
+DECLARED: dict[str, dict[str, str]] = {
+    "torch_names_bottom_right": {"alignment": "bottom-right", "window_alignment": "bottom-right"},
+    "sdpa_sliding_window": {"causal": "always", "alignment": "bottom-right", "window": "count"},
+}
+
+
 def implementations() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name in ("naive", "tiled", "sdpa", "sdpa-math", "sdpa-flash"):
+    """The built-in ones, and those of tests/blind."""
+    for name in BUILTINS:
         yield name, resolve(name).object
-    for file in ("honest", "honest_more"):
+    yield from of_files("honest", "honest_more", "flash_honest", "flash_honest_more")
+
+
+def of_files(*files: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for file in files:
         path = ROOT / "tests" / "blind" / f"{file}.py"
         spec = importlib.util.spec_from_file_location(file, path)
         assert spec is not None
@@ -50,15 +64,19 @@ def implementations() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield from getattr(module, group, {}).items()
 
 
+def adapted(function: Callable[..., Any], name: str) -> Implementation:
+    return adapt(function, name=name, declared=DECLARED.get(name, {}))
+
+
 def problems() -> list[Problem]:
     found = [p for _, _, test in all_tests() for p in test.problems("quick") if p.values not in ADVISORY_VALUES]
-    plain = [p.replace(dtype="float32") for p in found if p.scale is None or p.scale > 0]
+    plain = [p.replace(dtype="float32") for p in found if (p.scale is None or p.scale > 0) and not p.dropout]
     return list(dict.fromkeys(p for p in plain if p.cost <= 2e6 and not p.delivery.dtype))
 
 
 def largest(function: Callable[..., Any], name: str, dtype: str, tried: list[Problem]) -> tuple[float, int, str] | None:
     """The largest error / bound, how many problems were compared, and the problem it was largest on."""
-    made = adapt(function, name=name)
+    made = adapted(function, name)
     if dtype not in made.precision:
         return None
     worst, compared, where = 0.0, 0, ""
@@ -78,13 +96,12 @@ def largest(function: Callable[..., Any], name: str, dtype: str, tried: list[Pro
 
 
 GRADIENTS = ("q", "k", "v", "bias", "sinks")
-OF_GRADIENTS = ("naive", "tiled", "sdpa", "sdpa-math", "sdpa-flash", "variants")
 RESULTS = (*(f"d{name}" for name in GRADIENTS), "lse")
 
 
-def of_gradients(name: str, dtype: str) -> dict[str, tuple[float, int]]:
+def of_gradients(function: Callable[..., Any], name: str, dtype: str) -> dict[str, tuple[float, int]]:
     """For each gradient, and for the log-sum-exp, the largest error / bound and how many problems were compared."""
-    made = adapt(resolve(name).object, name=name)
+    made = adapted(function, name)
     found: dict[str, tuple[float, int]] = {}
 
     def enter(result: str, ratio: float) -> None:
@@ -155,16 +172,18 @@ def main() -> int:
         f"| implementation, dtype | {' | '.join(RESULTS)} |",
         f"|---|{'---|' * len(RESULTS)}",
     ]
-    worst = 0.0
-    for name in OF_GRADIENTS:
+    worst, largest_of = 0.0, dict.fromkeys(RESULTS, 0.0)
+    for name, function in implementations():
         for dtype in DTYPES:
-            results = of_gradients(name, dtype)
+            results = of_gradients(function, name, dtype)
             if not results:
                 continue
             cells = [f"{results[r][0]:.3f} ({results[r][1]})" if r in results else "" for r in RESULTS]
             worst = max(worst, *(ratio for ratio, _ in results.values()))
+            largest_of.update({r: max(largest_of[r], ratio) for r, (ratio, _) in results.items()})
             lines.append(f"| {name}, {dtype} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
+    lines.append(f"| **largest** | {' | '.join(f'**{largest_of[r]:.3f}**' for r in RESULTS)} |")
     overall["gradients"] = worst
     if chosen.write:
         chosen.write.write_text("\n".join(lines) + "\n")

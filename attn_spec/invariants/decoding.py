@@ -92,7 +92,7 @@ def _same_rows(implementation: Implementation, problem: Problem, cuts: list[int]
 
 
 def _cut(whole: Arguments, asked: Arguments, start: int, stop: int) -> str:
-    """Plain torch that makes the arguments of the whole those of the call; "" where that takes more than a line or two."""
+    """Plain torch that makes the arguments of the whole those of the call; "" where that takes more than two lines."""
     if whole.mask is not None:
         return ""
     lines = [f"q, k, v = q[:, :, {start}:{stop}], k[:, :, :{stop}], v[:, :, :{stop}]"]
