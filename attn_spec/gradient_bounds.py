@@ -12,13 +12,14 @@ forward errors of weights and output, A = |dO| and the roundoffs of `attn_spec.t
     err dBias = the sum of err dS as the bias was broadcast + gamma(n) sum |dS| + u |dBias|
     err dSink = sum (err(p_sink) |dL - D| + p_sink (err D + 2 u_acc (|D| + |dL|))) + gamma(n) sum |p_sink (dL - D)|
 
-D may be worked out from the rounded output or from the weights, hence the larger of the two. The share of a sink may
-be 1 minus that of the keys, so 2 u of it is lost to cancellation. Where a key is shared, the gradient of each query
-head may be stored before they are summed: u times the sum of their sizes. As forwards, small weights may have no
-relative accuracy (a running average): err(P) holds gamma(Sk). Code that takes the mean off the keys takes the mean off
-dK, and spreads its errors: the mean of err dK over the keys is added. In half types a kernel may keep dK and dV in the
-output's type while it adds block after block of queries to them (torch's on a CPU does): u |partial sum| for each block
-of 32, which add like the square root of their number.
+D may be worked out from the rounded output or from the weights, hence the larger of the two. The share of a sink may be
+1 minus that of the keys, so 2 u of it is lost to cancellation. Where a key is shared, the gradient of each query head
+may be stored before they are summed: u times the sum of their sizes; in half types the sum may be stored after each of
+them, as index_add does: u sqrt(group - 2) of it more. As forwards, small weights may have no relative accuracy (a
+running average): err(P) holds gamma(Sk). Code that takes the mean off the keys takes the mean off dK, and spreads its
+errors: the mean of err dK over the keys is added. In half types a kernel may keep dK and dV in the output's type while
+it adds block after block of queries to them (torch's on a CPU does): u |partial sum| for each block of 32, which add
+like the square root of their number.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def gradient_bounds(arguments: Arguments, meaning: Meaning, steps: Steps, precis
 
     def shared(error: Tensor, each: Tensor) -> Tensor:
         """The error of a sum over the query heads that share a head."""
-        both = error + (2 if group > 1 else 1) * u * each.abs() + 2 * tiny
+        stored = 2 if group > 1 else 1
+        between = (group - 2) ** 0.5 if group > 2 and u > roundoff("float32") else 0.0
+        both = error + (stored + between) * u * each.abs() + 2 * tiny
         tiled = meaning.grouping == "tiled"
         split = (group, -1) if tiled else (-1, group)
         return both.reshape(len(both), *split, *both.shape[2:]).sum(1 if tiled else 2)

@@ -95,16 +95,21 @@ def load() -> dict[str, BehaviourFault]:
 
 def diagnose_behaviour(implementation: Implementation, results: Sequence[CheckResult]) -> list[Diagnosis]:
     """The behaviour faults that explain what failed: those a theme's diagnosis finds, else those a law tells."""
-    from attn_spec.faults.diagnosis import Diagnosis
     from attn_spec.law import THEMES
 
     load()
-    failed = [r for r in results if r.outcome == "failed"]
-    themes = {THEMES[int(r.code[3:]) // 100] for r in failed}
+    themes = {THEMES[int(r.code[3:]) // 100] for r in results if r.outcome == "failed"}
     for theme, diagnose in DIAGNOSES.items():
         found = diagnose(implementation, results) if theme in themes else []
         if found:
             return found
-    broken = [r.merge for r in failed]
-    told = [one for one in BEHAVIOUR_FAULTS.values() if one.told_by and one.told_by in broken]
-    return [Diagnosis(one, broken.count(one.told_by), broken.count(one.told_by)) for one in told]
+    return told(results)
+
+
+def told(results: Sequence[CheckResult]) -> list[Diagnosis]:
+    """The behaviour faults that laws tell, by the merge keys of what failed."""
+    from attn_spec.faults.diagnosis import Diagnosis
+
+    broken = [r.merge for r in results if r.outcome == "failed"]
+    known = [one for one in load().values() if one.told_by and one.told_by in broken]
+    return [Diagnosis(one, broken.count(one.told_by), broken.count(one.told_by)) for one in known]

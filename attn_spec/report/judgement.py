@@ -176,10 +176,12 @@ class Judgement:
                 from attn_spec.faults.module_diagnosis import diagnose_module
 
                 self.diagnosis = diagnose_module(self.implementation, self.results)
-            if failed and not self.diagnosis:
-                from attn_spec.faults.behaviour import diagnose_behaviour
+            if failed:
+                from attn_spec.faults.behaviour import diagnose_behaviour, told
 
-                self.diagnosis = diagnose_behaviour(self.implementation, self.results)
+                beside = told(self.results) if self.diagnosis else diagnose_behaviour(self.implementation, self.results)
+                themes = {found.fault.theme for found in self.diagnosis}  # which has told its own faults apart
+                self.diagnosis = [*self.diagnosis, *(found for found in beside if found.fault.theme not in themes)]
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
 
