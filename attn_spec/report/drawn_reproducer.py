@@ -71,7 +71,7 @@ class DrawnScript(Script):
             f"        v = torch.zeros({p.batch}, {p.kv_heads}, {p.kv_len}, {p.v_dim}, dtype=torch.{p.dtype}{device})",
             f"        for c in range(min({p.v_dim}, {p.kv_len} - start)):",
             "            v[:, :, start + c, c] = 1",
-            "        torch.manual_seed(seed)",
+            *([] if self._own_seed else ["        torch.manual_seed(seed)"]),
             f"        for {'m' if self._own_seed else '_'} in range(n):",
             f"            out = {self._call_with('seed + m')}",
             "        columns.append(out.detach())",
