@@ -88,4 +88,5 @@ def performed(function: Callable[..., Any], procedure: str, *args: Any, **kwargs
 
 def source_of_dense() -> str:
     """The lines that make `impl` dense, for a reproducer."""
-    return f"import inspect\nfrom typing import Any\nfrom collections.abc import Callable\n{inspect.getsource(dense)}\nimpl = dense(impl)"
+    imports = "import inspect\nfrom collections.abc import Callable\nfrom typing import Any"
+    return f"{imports}\n{inspect.getsource(dense)}\nimpl = dense(impl)"

@@ -286,6 +286,17 @@ def mask_repeated_by_tile(b: int, h: int, kv_heads: int, q_len: int, kv_len: int
 
 @fault(
     "draw",
+    "a query begins its numbers before those of the query before it have ended",
+    sources=("xlite-dev/ffpa-attn#352",),
+    advice="Count the numbers of a query by the number of its keys: row * Sk + column.",
+    told_by="dropout-shifted-alike",
+)
+def numbers_of_rows_overlap(b: int, h: int, kv_heads: int, q_len: int, kv_len: int) -> Tensor:
+    return torch.rand(b, h, 16 * q_len + kv_len).unfold(-1, kv_len, 16)[:, :, :q_len]
+
+
+@fault(
+    "draw",
     "the same weights are dropped in every call, whatever the seed",
     sources=("Dao-AILab/flash-attention#2088", "PaddlePaddle/Paddle#7796", "NervanaSystems/ngraph#3006"),
     advice="Take seed and offset from torch's generator.",

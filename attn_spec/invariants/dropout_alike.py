@@ -107,7 +107,7 @@ def _shifted(tests: Tests, word: str, along: str, lines: Tensor, seen: Tensor) -
     shifts = [*range(1 - size, 0), *range(1, size)]
     names = [f"each even {word} and the next, moved by {s} {along}" for s in shifts]
     shared = ((one, other), (tells, tells_other), (one, tells_other), (tells, other))
-    tests.overlaps("dropout-tiles-alike", names, *(by_shift(x, y) for x, y in shared))
+    tests.overlaps("dropout-shifted-alike", names, *(by_shift(x, y) for x, y in shared))
 
 
 def _one(tests: Tests, key: str, name: str, one: Tensor, other: Tensor, seen: Tensor, seen_other: Tensor) -> None:

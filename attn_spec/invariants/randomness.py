@@ -149,6 +149,7 @@ ALIKE = {
     "dropout-group-alike": "query heads that share a key/value head share what is dropped",
     "dropout-samples-alike": "samples share what is dropped",
     "dropout-tiles-alike": "what is dropped repeats itself",
+    "dropout-shifted-alike": "what is dropped of one query or key is dropped of the next, moved",
     "dropout-not-advanced": "the next call drops the same weights",
     "dropout-same-always": "the same weights are dropped whatever the seed",
     "dropout-calls-alike": "two calls have more or less in common than chance gives",
