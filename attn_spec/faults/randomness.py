@@ -124,6 +124,20 @@ def dropout_never_applied(rate: float) -> float:
 
 
 @fault(
+    "attend",
+    "the way that hides keys drops nothing",
+    sources=("zhouhaoyi/Informer2020#97",),
+    advice="Drop on every way through the code, with a mask and without.",
+    told_by="dropout-forgotten",
+)
+def nothing_dropped_where_keys_are_hidden(s: Tensor, v: Tensor, kept: Tensor, rate: float) -> Tensor:
+    p = torch.softmax(s, dim=-1)
+    if not bool((s == -torch.inf).any()):
+        p = torch.where(kept, p / (1 - rate), 0.0)
+    return p @ v
+
+
+@fault(
     "choose_rate",
     "another rate than the one given is used",
     sources=("facebookresearch/vjepa2#160",),

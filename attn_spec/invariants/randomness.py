@@ -137,7 +137,7 @@ def dropout_independent(implementation: Implementation, problem: Problem) -> Non
     Example: a mask [B, 1, S, S] that is broadcast; random numbers that begin anew in each tile.
     """
     found = drawn(implementation, problem)
-    before = ("dropout-queries-alike", "dropout-keys-alike", "dropout-heads-alike")
+    before = ("dropout-queries-alike", "dropout-keys-alike", "dropout-shifted-alike", "dropout-heads-alike")
     unlikely = within(found, problem.kv_heads)
     _require(found, min(unlikely, key=lambda one: (one.group not in before, one.p), default=None))
 
