@@ -123,6 +123,10 @@ class FunctionAdapter:
             raise Unsupported("always causal, and the alignment for Sq != Sk is not declared")
         elif "causal" in roles and (signature.required("causal") or signature.default("causal")):
             values.setdefault(roles["causal"], False)
+        if getattr(self.function, "one_offset", False):  # of packed samples: `attn_spec.adapters.packed`
+            n_q, n_k = arguments.lengths or ((arguments.q.shape[2],), (arguments.k.shape[2],))
+            if list(n_q) != list(n_k):
+                raise Unsupported("as many keys as queries: one cu_seqlens is for both")
         if arguments.scale is not None:
             if "scale" not in roles:
                 raise Unsupported("no scale parameter")

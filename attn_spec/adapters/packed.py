@@ -71,6 +71,7 @@ def unpacked(function: Callable[..., Any]) -> Callable[..., Any]:
     made = dense(function)
     made.__signature__ = inspect.Signature([*tensors, *others, lengths])  # type: ignore[attr-defined]
     made.__name__ = getattr(function, "__name__", type(function).__name__)
+    made.one_offset = "cu_seqlens" in own  # type: ignore[attr-defined]
     there = getattr(function, "perform", None)
     if there is not None:  # a procedure gets the dense function, where the packed one is
         made.perform = partial(there, f"{__name__}:performed")  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from torch import Tensor
 from attn_spec.adapters.function import BACK, FunctionAdapter, into_layout
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import one_hot
+from attn_spec.adapters.modules.hidden import hidden_call
 from attn_spec.adapters.seeding import draw, draw_with_gradients, reseeds
 from attn_spec.invariants.comparison import answer, arguments_for, same
 from attn_spec.law import Refused, Unsupported, Violation
@@ -87,9 +88,19 @@ def drawn(implementation: Implementation, problem: Problem) -> Drawn:
             known.clear()
         known[problem] = _drawn(implementation, problem)
     found = known[problem]
-    if implementation.is_module and found.untouched and not forgotten(implementation, problem):
+    elsewhere = implementation.is_module and found.untouched and not forgotten(implementation, problem)
+    if elsewhere and _drops_around(implementation, problem):
         raise Unsupported("no dropout lies between its projections")
     return found
+
+
+def _drops_around(implementation: Implementation, problem: Problem) -> bool:
+    """Whether a module drops anything in training, wherever that is; True where that can't be seen."""
+    try:
+        call = hidden_call(implementation, problem.replace(dropout=0.0)).with_dropout(problem.dropout)
+        return call is None or not torch.equal(call.run(train=True)[0], call.run()[0])
+    except (Unsupported, Refused, Violation):
+        return True
 
 
 def forgotten(implementation: Implementation, problem: Problem) -> str:
