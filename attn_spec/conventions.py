@@ -150,7 +150,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "seed": ("seed", "dropout_seed", "rng_seed", "random_seed", "philox_seed"),
     "window": ("window_size", "window", "sliding_window", "local_window_size"),
     "softcap": ("softcap", "logits_soft_cap", "attn_logits_soft_cap"),
-    "alibi": ("alibi_slopes",),
+    "alibi": ("alibi_slopes", "slopes"),
     "sinks": ("sinks", "s_aux", "learnable_sink"),
     "gqa": ("enable_gqa",),
     "lengths": ("packed_lengths",),  # of what `attn_spec.adapters.packed` makes of a packed function

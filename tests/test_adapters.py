@@ -232,3 +232,22 @@ def test_nan_rows_are_a_finding_unless_a_name_says_otherwise() -> None:
 def test_a_fixed_argument_must_be_a_parameter() -> None:
     with pytest.raises(ValueError, match="fixed: 'foo' is no parameter"):
         adapt(attend, declared={"fixed": {"foo": 1}})
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_slopes_are_those_of_alibi(required: bool) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, causal: bool = False) -> Tensor:
+        distance = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
+        s = q.double() @ k.double().mT / q.shape[-1] ** 0.5 - slopes.double().view(-1, 1, 1) * distance.abs()
+        s = s.masked_fill(distance < 0, -torch.inf) if causal else s
+        p = torch.softmax(s, -1).nan_to_num()
+        return (p @ v.double()).to(q.dtype)
+
+    def optional(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None = None, causal: bool = False) -> Tensor:
+        return attend(q, k, v, torch.zeros(q.shape[1]) if slopes is None else slopes, causal)
+
+    report = check_attention(attend if required else optional, laws=["ATN101", "ATN404", "variants"])
+    assert report.passed, str(report)
+    passed = {r.code for r in report.results if r.outcome == "passed"}
+    assert passed >= {"ATN101", "ATN404"}
+    assert any("alibi" in str(r.problem) for r in report.results if r.outcome == "passed")

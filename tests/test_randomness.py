@@ -140,6 +140,155 @@ def test_a_seed_that_is_an_argument_is_handed_over() -> None:
     assert any("dropout_p=0.2, seed=seed + m)" in line for line in lines)
 
 
+def its_seed_unused(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, seed: int = 0) -> Tensor:
+    return attention(RIGHT)(q, k, v, dropout_p=dropout_p)
+
+
+def test_a_seed_that_is_an_argument_says_all_whatever_torch_s_generator_is_at() -> None:
+    report = check_attention(its_seed_unused, laws=["randomness"])
+    found = next(r for r in report.results if r.outcome == "failed" and r.code == "ATN1108")
+    assert found.message.startswith("dropout = 0.3: with the same seed for an argument ")
+    text = reproducer(report.judgement.implementation, found.problem, found)
+    lines = "\n".join(line for line in text.splitlines() if not line.endswith("as impl"))
+    with pytest.raises(AssertionError, match="after the same seed"):
+        exec(lines, {"impl": its_seed_unused})
+    exec(lines, {"impl": with_a_seed})
+
+
+def dropping(changed: Any) -> Any:
+    """A right attention but for what `changed(dropped, mask, is_causal)` makes of the mask of dropout."""
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Tensor:
+        s = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT / math.sqrt(q.shape[-1])
+        if attn_mask is not None:
+            s = s.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else s + attn_mask
+        if is_causal:
+            s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        p = torch.softmax(s, -1).nan_to_num()
+        dropped = torch.rand(p.shape) < dropout_p if dropout_p else torch.zeros(p.shape, dtype=torch.bool)
+        dropped, factor = changed(dropped, attn_mask, is_causal), 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
+        factor = factor if bool(dropped.any()) else 1.0
+        return (p * ~dropped * factor) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+    return attend
+
+
+def nothing_when_masked(dropped: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    return dropped if mask is None else torch.zeros_like(dropped)
+
+
+def nothing_when_causal(dropped: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    return torch.zeros_like(dropped) if is_causal else dropped
+
+
+def nothing_when_grouped_long(dropped: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    return dropped if dropped.shape[-1] == dropped.shape[-2] else torch.zeros_like(dropped)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (nothing_when_masked, "nothing is dropped once a mask is given, though something is in a plain call"),
+        (nothing_when_causal, "nothing is dropped in a causal call, though"),
+        (nothing_when_grouped_long, "nothing is dropped where there are more keys, though"),
+    ],
+)
+def test_a_rate_that_only_some_calls_heed_is_a_violation(changed: Any, said: str) -> None:
+    report = check_attention(dropping(changed), laws=["ATN1101", "ATN1102"])
+    failed = [r for r in report.results if r.outcome == "failed"]
+    assert failed
+    assert all(said in r.message and r.merge == "dropout-forgotten" for r in failed)
+    assert check_attention(dropping(lambda dropped, mask, is_causal: dropped), laws=["randomness"]).passed
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_diagonal_that_is_never_dropped_is_caught(lower: bool) -> None:
+    def spared(dropped: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        offset = dropped.shape[-1] - dropped.shape[-2] if lower else 0
+        eye = torch.ones(dropped.shape[-2:], dtype=torch.bool).triu(offset).tril(offset)
+        return dropped & ~eye
+
+    report = check_attention(dropping(spared), laws=["ATN1101"])
+    failed = [r for r in report.results if r.outcome == "failed"]
+    assert failed
+    assert all(r.merge == "dropout-uneven" and "of the diagonal key = query" in r.message for r in failed)
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_a_last_block_that_is_not_full_is_looked_at(block: int) -> None:
+    def tail_spared(dropped: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        keys = torch.arange(dropped.shape[-1])
+        return dropped & (keys < dropped.shape[-1] // block * block)
+
+    full = Subject(adapt(dropping(tail_spared)))
+    assert full.judge(law.dropout_rate, suite.TAIL).merge == "dropout-tail"
+
+
+@pytest.mark.parametrize("along", ["keys", "queries"])
+@pytest.mark.parametrize("stride", [3, 16, 40])
+def test_numbers_of_lines_that_overlap_are_caught(along: str, stride: int) -> None:
+    def overlapping(dropped: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        b, h, q_len, kv_len = dropped.shape
+        lines, size = (q_len, kv_len) if along == "keys" else (kv_len, q_len)
+        drawn = torch.rand(b, h, stride * lines + size).unfold(-1, size, stride)[:, :, :lines]
+        return (drawn if along == "keys" else drawn.mT) < suite.PLAIN.dropout
+
+    found = judged(dropping(overlapping), law.dropout_independent, suite.PLAIN)
+    assert found.merge == "dropout-shifted-alike"
+    assert f"moved by {stride} {along}" in found.message or f"moved by {-stride} {along}" in found.message
+
+
+def drawing_first(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """It takes a seed from torch's generator in each call, whatever the rate."""
+    seed = int(torch.randint(1 << 31, ()))
+    return with_a_seed(q, k, v, dropout_p, seed)
+
+
+def reseeding_first(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
+    torch.manual_seed(0)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
+
+
+def test_a_generator_that_is_moved_on_at_zero_is_an_advisory() -> None:
+    laws = ["ATN1106", "ATN1202"]
+    report = check_attention(drawing_first, laws=laws)
+    assert report.passed
+    assert {r.code for r in report.results if r.outcome == "known-failure"} == set(laws)
+    strict = check_attention(drawing_first, laws=laws, strict=True)
+    assert {r.code for r in strict.results if r.outcome == "failed"} == set(laws)
+
+
+def test_a_generator_that_is_set_anew_is_a_violation() -> None:
+    report = check_attention(reseeding_first, laws=["ATN1106", "ATN1202"])
+    told = {(r.code, r.merge) for r in report.results if r.outcome == "failed"}
+    assert told == {("ATN1106", "dropout-reseeds"), ("ATN1202", "global-state")}
+    assert seeding.reseeds(reseeding_first, [torch.randn(1, 1, 4, 4)] * 3, {})
+    assert not seeding.reseeds(drawing_first, [torch.randn(1, 1, 4, 4)] * 3, {})
+
+
+@pytest.mark.parametrize("used", ["none", "dropped", "twice"])
+def test_weights_that_are_returned_drop_what_the_output_does(used: str) -> None:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, need_weights: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        p = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1)
+        dropped = F.dropout(p, dropout_p)
+        mixed = {"none": p, "dropped": dropped, "twice": F.dropout(p, dropout_p)}[used]
+        return (mixed @ v, dropped) if need_weights else mixed @ v
+
+    result = judged(attend, law.dropout_on_weights, SMALL)
+    assert (result.outcome, result.merge) == (
+        ("passed", "") if used == "dropped" else ("failed", "dropout-returned-only")
+    )
+
+
 # modules --------------------------------------------------------------------------------------------------------------
 
 

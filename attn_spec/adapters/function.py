@@ -123,6 +123,10 @@ class FunctionAdapter:
             raise Unsupported("always causal, and the alignment for Sq != Sk is not declared")
         elif "causal" in roles and (signature.required("causal") or signature.default("causal")):
             values.setdefault(roles["causal"], False)
+        if getattr(self.function, "one_offset", False):  # of packed samples: `attn_spec.adapters.packed`
+            n_q, n_k = arguments.lengths or ((arguments.q.shape[2],), (arguments.k.shape[2],))
+            if list(n_q) != list(n_k):
+                raise Unsupported("as many keys as queries: one cu_seqlens is for both")
         if arguments.scale is not None:
             if "scale" not in roles:
                 raise Unsupported("no scale parameter")
@@ -145,6 +149,10 @@ class FunctionAdapter:
                 values[roles["seed"]] = 0  # which who makes several calls changes from one to the next
         for role in ("window", "softcap", "alibi", "sinks", "lengths"):
             asked = getattr(arguments, role)
+            if role == "alibi" and asked is None and signature.required(role):
+                asked = arguments.q.new_zeros(arguments.q.shape[1], dtype=torch.float32)  # no slope, no bias
+            if role == "alibi" and asked is not None and asked.dim() > 1 and roles.get(role) == "slopes":
+                raise Unsupported("slopes [B, H], which are flash-attn's `alibi_slopes`")
             if asked is not None and role not in roles:
                 raise Unsupported("no packed sequences" if role == "lengths" else f"no {role} parameter")
             if asked is not None:
@@ -274,6 +282,8 @@ class FunctionAdapter:
         for role in ("alibi", "sinks"):
             if getattr(arguments, role) is not None:
                 values[self.signature.roles[role]] = Code(role)
+            elif role == "alibi" and self.signature.required(role):
+                values[self.signature.roles[role]] = Code("torch.zeros(q.shape[1], device=q.device)")
         args, kwargs = self.signature.call(values)
         call = f"impl({', '.join([repr(a) for a in args] + [f'{key}={value!r}' for key, value in kwargs.items()])})"
         if layout == "SD":

@@ -20,6 +20,7 @@ def _states() -> list[Tensor]:
 
 
 SKIPPED = 7919  # added to the seed of a call for that of the next, of a function that is handed its seed
+ELSEWHERE = 314_159  # what torch is seeded with where the seed of a call is an argument of its own
 Place = int | str  # of an argument: by position, or by name
 
 
@@ -34,12 +35,15 @@ def draw(
 
     seeds: torch is seeded with each before its call; -1: it goes on where the call before has left it. The generators
     are put back at the end.  seed_at: the argument that takes a seed of its own, where there is one: that of the call,
-    or one more than in the call before.
+    or one more than in the call before; torch is then seeded with another number in each call, which is to change
+    nothing.
     """
     outputs, moved_on, own = [], [], 0
     with torch.random.fork_rng(devices=_devices()), torch.no_grad():
-        for seed in seeds:
-            if seed >= 0:
+        for number, seed in enumerate(seeds):
+            if seed_at is not None:
+                torch.manual_seed(ELSEWHERE + number)
+            elif seed >= 0:
                 torch.manual_seed(seed)
             own = seed if seed >= 0 else own + SKIPPED
             args, kwargs = _seeded(args, kwargs, seed_at, own)
@@ -47,6 +51,17 @@ def draw(
             outputs.append([x.clone() for x in flat(function(*args, **kwargs))])
             moved_on.append(not all(torch.equal(x, y) for x, y in zip(before, _states(), strict=True)))
     return outputs, moved_on
+
+
+def reseeds(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call sets torch's generators: two calls from different states leave them in the same one."""
+    left = []
+    with torch.random.fork_rng(devices=_devices()):
+        for seed in (ELSEWHERE, ELSEWHERE + 1):
+            torch.manual_seed(seed)
+            function(*args, **kwargs)
+            left.append(_states())
+    return any(torch.equal(x, y) for x, y in zip(*left, strict=True))
 
 
 def _seeded(

@@ -124,6 +124,20 @@ def dropout_never_applied(rate: float) -> float:
 
 
 @fault(
+    "attend",
+    "the way that hides keys drops nothing",
+    sources=("zhouhaoyi/Informer2020#97",),
+    advice="Drop on every way through the code, with a mask and without.",
+    told_by="dropout-forgotten",
+)
+def nothing_dropped_where_keys_are_hidden(s: Tensor, v: Tensor, kept: Tensor, rate: float) -> Tensor:
+    p = torch.softmax(s, dim=-1)
+    if not bool((s == -torch.inf).any()):
+        p = torch.where(kept, p / (1 - rate), 0.0)
+    return p @ v
+
+
+@fault(
     "choose_rate",
     "another rate than the one given is used",
     sources=("facebookresearch/vjepa2#160",),
@@ -282,6 +296,17 @@ def one_mask_for_the_batch(b: int, h: int, kv_heads: int, q_len: int, kv_len: in
 )
 def mask_repeated_by_tile(b: int, h: int, kv_heads: int, q_len: int, kv_len: int) -> Tensor:
     return torch.rand(b, h, q_len, 64).repeat(1, 1, 1, -(-kv_len // 64))[..., :kv_len]
+
+
+@fault(
+    "draw",
+    "a query begins its numbers before those of the query before it have ended",
+    sources=("xlite-dev/ffpa-attn#352",),
+    advice="Count the numbers of a query by the number of its keys: row * Sk + column.",
+    told_by="dropout-shifted-alike",
+)
+def numbers_of_rows_overlap(b: int, h: int, kv_heads: int, q_len: int, kv_len: int) -> Tensor:
+    return torch.rand(b, h, 16 * q_len + kv_len).unfold(-1, kv_len, 16)[:, :, :q_len]
 
 
 @fault(

@@ -13,9 +13,11 @@ from torch import Tensor
 from attn_spec.adapters.function import BACK, FunctionAdapter, into_layout
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import one_hot
-from attn_spec.adapters.seeding import draw, draw_with_gradients
+from attn_spec.adapters.modules.hidden import hidden_call
+from attn_spec.adapters.seeding import draw, draw_with_gradients, reseeds
 from attn_spec.invariants.comparison import answer, arguments_for, same
-from attn_spec.law import Unsupported, Violation
+from attn_spec.law import Refused, Unsupported, Violation
+from attn_spec.masks import Causal
 from attn_spec.problem import Arguments, Problem
 from attn_spec.tolerance import roundoff
 
@@ -86,9 +88,41 @@ def drawn(implementation: Implementation, problem: Problem) -> Drawn:
             known.clear()
         known[problem] = _drawn(implementation, problem)
     found = known[problem]
-    if implementation.is_module and found.untouched:
+    elsewhere = implementation.is_module and found.untouched and not forgotten(implementation, problem)
+    if elsewhere and _drops_around(implementation, problem):
         raise Unsupported("no dropout lies between its projections")
     return found
+
+
+def _drops_around(implementation: Implementation, problem: Problem) -> bool:
+    """Whether a module drops anything in training, wherever that is; True where that can't be seen."""
+    try:
+        call = hidden_call(implementation, problem.replace(dropout=0.0)).with_dropout(problem.dropout)
+        return call is None or not torch.equal(call.run(train=True)[0], call.run()[0])
+    except (Unsupported, Refused, Violation):
+        return True
+
+
+def forgotten(implementation: Implementation, problem: Problem) -> str:
+    """When nothing is dropped, in words, where a plain call drops: no mask, not causal, as many queries as keys.
+
+    "" where the plain call drops nothing either, or can't be made.
+    """
+    length = min(problem.q_len, problem.kv_len)
+    plain = implementation.fit(
+        problem.replace(mask=(), dtype="float32", kv_heads=problem.heads, q_len=length, kv_len=length)
+    )
+    try:
+        if plain == problem or drawn(implementation, plain).untouched:
+            return ""
+    except (Unsupported, Refused, Violation):
+        return ""
+    if problem.mask:
+        causal = all(isinstance(part, Causal) for part in problem.mask)
+        return "in a causal call" if causal else "once a mask is given"
+    if problem.dtype != plain.dtype:
+        return f"in {problem.dtype}"
+    return "where query heads share keys" if problem.kv_heads != problem.heads else "where there are more keys"
 
 
 def _drawn(implementation: Implementation, problem: Problem) -> Drawn:
@@ -124,6 +158,28 @@ def copies(implementation: Implementation, problem: Problem) -> tuple[Tensor, Te
     return got[..., :keys], got[..., keys : 2 * keys], bound[..., :keys]
 
 
+def beside(implementation: Implementation, problem: Problem) -> tuple[Tensor, Tensor] | None:
+    """Which weights [B, H, Sq, Sk] one call drops from its output, and which from the weights that it returns.
+
+    None where it returns none, or V is narrower than the keys are many.
+    """
+    arguments = one_hot(arguments_for(implementation, problem))
+    adapter = _adapter(implementation)
+    if adapter.signature.has("weights"):
+        arguments = arguments.replace(returns="weights")
+    if problem.kv_len > problem.v_dim:
+        return None
+    args, kwargs = adapter.call_arguments(arguments)
+    (returned,), _ = implementation.perform(draw, args, kwargs, [seed_of(problem)], _place(adapter, "seed", kwargs))
+    found = adapter.result(returned, arguments)
+    if found.weights is None:
+        return None
+    right, bound = right_weights(implementation, arguments_for(implementation, problem))
+    tells = right / (1 - problem.dropout) >= TELLS * bound
+    shown = found.output[..., : problem.kv_len].double()
+    return tells & (shown.abs() <= bound), tells & (found.weights.double().abs() <= bound)
+
+
 def require_on_weights(implementation: Implementation, problem: Problem) -> None:
     """Raise Unsupported where dropout is on the output or on V: then nothing is read off of weights (ATN1105 tells)."""
     if problem.v_dim >= 2 and not same(*copies(implementation, problem)).holds:
@@ -154,6 +210,17 @@ def called(implementation: Implementation, arguments: Arguments, seeds: list[int
     args, kwargs = adapter.call_arguments(arguments)
     returned, moved_on = implementation.perform(draw, args, kwargs, seeds, _place(adapter, "seed", kwargs))
     return [_output(adapter, one, arguments) for one in returned], list(moved_on)
+
+
+def reseeding(implementation: Implementation, arguments: Arguments) -> bool:
+    """Whether a call sets torch's generator, and does not only draw from it. Raises Unsupported where it can't tell."""
+    args, kwargs = _adapter(implementation).call_arguments(arguments)
+    return bool(implementation.perform(reseeds, args, kwargs))
+
+
+def has_own_seed(implementation: Implementation) -> bool:
+    """Whether a seed is an argument of the call."""
+    return _adapter(implementation).signature.has("seed")
 
 
 def called_with_gradients(

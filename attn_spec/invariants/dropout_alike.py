@@ -41,13 +41,8 @@ def within(found: Drawn, kv_heads: int) -> list[Unlikely]:
         ]
         both, n, a, c = (x[0, 1:] for x in _shared(lines, lines, seen, seen))
         tests.overlaps("dropout-tiles-alike", names[1:], both, n, a, c)
-    for name, one, other in (("the next query and key", slice(None, -1), slice(1, None)),
-                             ("the next query, the key before", slice(1, None), slice(None, -1))):  # fmt: skip
-        rows = q_len // 2 * 2
-        pair = [
-            x[:, :, start:rows:2, keys].flatten() for x in (dropped, tells) for start, keys in ((0, one), (1, other))
-        ]
-        _one(tests, "dropout-tiles-alike", name, *pair)
+    for axis, word, along in ((2, "query", "keys"), (3, "key", "queries")):
+        _shifted(tests, word, along, *(x.movedim(axis, 0).flatten(1, 2) for x in (dropped, tells)))
     return tests.unlikely()
 
 
@@ -91,6 +86,28 @@ def _neighbours(tests: Tests, key: str, word: str, lines: Tensor, seen: Tensor) 
     even = len(lines) // 2 * 2
     pairs = (lines[:even:2], lines[1:even:2], seen[:even:2], seen[1:even:2])
     _one(tests, key, f"each even {word} and the next", *(x.flatten() for x in pairs))
+
+
+def _shifted(tests: Tests, word: str, along: str, lines: Tensor, seen: Tensor) -> None:
+    """Lines [N, B * H, places] 0 and 1, 2 and 3, ... all at once, the second moved by each number of places but 0.
+
+    A counter of line * stride + place with a small stride gives one number to a place of a line and to that `stride`
+    places before it in the next.
+    """
+    even, size = len(lines) // 2 * 2, lines.shape[-1]
+    pairs = (lines[:even:2], lines[1:even:2], seen[:even:2], seen[1:even:2])
+    one, other, tells, tells_other = (x.flatten(0, 1) for x in pairs)
+    place = torch.arange(size)
+    shift = (place[:, None] - place[None, :]).flatten() + size - 1
+
+    def by_shift(x: Tensor, y: Tensor) -> Tensor:
+        found = torch.zeros(2 * size - 1, dtype=x.dtype).index_add_(0, shift, (x.mT @ y).flatten())
+        return torch.cat((found[: size - 1], found[size:]))
+
+    shifts = [*range(1 - size, 0), *range(1, size)]
+    names = [f"each even {word} and the next, moved by {s} {along}" for s in shifts]
+    shared = ((one, other), (tells, tells_other), (one, tells_other), (tells, other))
+    tests.overlaps("dropout-shifted-alike", names, *(by_shift(x, y) for x, y in shared))
 
 
 def _one(tests: Tests, key: str, name: str, one: Tensor, other: Tensor, seen: Tensor, seen_other: Tensor) -> None:

@@ -19,11 +19,15 @@ from attn_spec.invariants.comparison import answer_to, arguments_for, evidence, 
 from attn_spec.invariants.differentiation import precision_of
 from attn_spec.invariants.drawing import (
     Drawn,
+    beside,
     called,
     called_with_gradients,
     copies,
     drawn,
+    forgotten,
+    has_own_seed,
     require_on_weights,
+    reseeding,
     right_weights,
     seed_of,
 )
@@ -45,7 +49,7 @@ def _counted(one: Unlikely) -> str:
 
 @law("ATN1101", "dropout-rate", "Dropout drops each weight with the probability that it is given")
 def dropout_rate(implementation: Implementation, problem: Problem) -> None:
-    """#dropped ~ Binomial(n, p): of all weights, of each head, query, key and tile of keys
+    """#dropped ~ Binomial(n, p): of all weights, of each head, query, key, diagonal and tile of keys
 
     Why: a rate that is not the one that was chosen regularises too much or not at all, and trains on.
     Example: `F.dropout(w, keep_prob)`; a kernel that draws for the first block of keys only.
@@ -60,6 +64,10 @@ def dropout_rate(implementation: Implementation, problem: Problem) -> None:
     tests.rates("queries", queries, dropped.sum((0, 1, 3)), tells.sum((0, 1, 3)), found.rate)
     keys = [f"dropped weights of key {j}" for j in range(kv_len)]
     tests.rates("keys", keys, dropped.sum((0, 1, 2)), tells.sum((0, 1, 2)), found.rate)
+    for offset in sorted({0, kv_len - q_len}):
+        name = f"dropped weights of the diagonal key = query{f' {offset:+d}' if offset else ''}"
+        count, n = (x.diagonal(offset, 2, 3).sum() for x in (dropped, tells))
+        tests.rates("diagonals", [name], count, n, found.rate)
     for size in (x for x in TILES if x < kv_len):
         names = [f"dropped weights of keys {j} to {min(j + size, kv_len) - 1}" for j in range(0, kv_len, size)]
         count, n = (torch.stack([y.sum() for y in torch.split(x, size, -1)]) for x in (dropped, tells))
@@ -71,11 +79,25 @@ def dropout_rate(implementation: Implementation, problem: Problem) -> None:
             cause = ""  # of draws that hang together a share tells nothing
         said = f"{CAUSES[cause]}: " if cause in CAUSES else ""
         unheeded = cause == UNHEEDED  # as of many a kernel whose author says that the rate must stay 0
+        if unheeded:
+            _forbid_forgetting(implementation, problem)
         raise (Advisory if unheeded else Violation)(
             f"dropout = {found.rate:g}: {said}{_counted(unlikely[0])}",
             evidence=unlikely[0].evidence,
             hint=HEED if unheeded else HINT,
             merge=cause or "dropout-uneven",
+        )
+
+
+def _forbid_forgetting(implementation: Implementation, problem: Problem) -> None:
+    """Raise Violation where nothing is dropped in this call, and something is in a plain one."""
+    when = forgotten(implementation, problem)
+    if when:
+        raise Violation(
+            f"dropout = {problem.dropout:g}: nothing is dropped {when}, though something is in a plain call",
+            evidence={"received": 0.0, "expected": problem.dropout},
+            hint="hand the rate on, on every way through the code",
+            merge="dropout-forgotten",
         )
 
 
@@ -95,6 +117,8 @@ def dropout_scale(implementation: Implementation, problem: Problem) -> None:
         return
     cause, factor = scale_cause(found), factor_of(found)
     said = f"{CAUSES[cause]}; " if cause in CAUSES else ""
+    if cause == UNHEEDED:
+        _forbid_forgetting(implementation, problem)
     raise (Advisory if cause == UNHEEDED else Violation)(
         f"dropout = {found.rate:g}: {said}kept weights are {factor_in_words(factor, found.rate)} times what they are "
         f"without dropout (median), expected {1 / (1 - found.rate):.4g} = 1 / (1 - p): weight{list(worst.index)} is "
@@ -107,13 +131,13 @@ def dropout_scale(implementation: Implementation, problem: Problem) -> None:
 
 @law("ATN1104", "dropout-independent", "Dropout draws for each weight by itself")
 def dropout_independent(implementation: Implementation, problem: Problem) -> None:
-    """what two heads, samples, queries, keys or tiles drop in common is hypergeometric
+    """what two heads, samples, queries, keys, tiles or shifted lines drop in common is hypergeometric
 
     Why: one mask for all heads or all rows is another and much stronger noise, and its mean shows nothing.
     Example: a mask [B, 1, S, S] that is broadcast; random numbers that begin anew in each tile.
     """
     found = drawn(implementation, problem)
-    before = ("dropout-queries-alike", "dropout-keys-alike", "dropout-heads-alike")
+    before = ("dropout-queries-alike", "dropout-keys-alike", "dropout-shifted-alike", "dropout-heads-alike")
     unlikely = within(found, problem.kv_heads)
     _require(found, min(unlikely, key=lambda one: (one.group not in before, one.p), default=None))
 
@@ -125,6 +149,7 @@ ALIKE = {
     "dropout-group-alike": "query heads that share a key/value head share what is dropped",
     "dropout-samples-alike": "samples share what is dropped",
     "dropout-tiles-alike": "what is dropped repeats itself",
+    "dropout-shifted-alike": "what is dropped of one query or key is dropped of the next, moved",
     "dropout-not-advanced": "the next call drops the same weights",
     "dropout-same-always": "the same weights are dropped whatever the seed",
     "dropout-calls-alike": "two calls have more or less in common than chance gives",
@@ -151,6 +176,7 @@ def dropout_on_weights(implementation: Implementation, problem: Problem) -> None
     one, other, bound = copies(implementation, problem)
     worst = same(one, other, bound)
     if worst.holds:
+        _require_returned_alike(implementation, problem)
         drawn(implementation, problem)  # which says where no dropout lies between the projections of a module
         return
     split = (one == 0) != (other == 0)
@@ -165,11 +191,28 @@ def dropout_on_weights(implementation: Implementation, problem: Problem) -> None
     )
 
 
+def _require_returned_alike(implementation: Implementation, problem: Problem) -> None:
+    """Raise Violation where weights are returned that lack others than the output does. They may lack none at all."""
+    found = beside(implementation, problem)
+    if found is None or not bool(found[1].any()) or torch.equal(*found):
+        return
+    output, weights = found
+    index = (output != weights).nonzero()[0].tolist()
+    raise Violation(
+        f"dropout = {problem.dropout:g}: {int(weights.sum())} of the weights that are returned are dropped, and of "
+        f"those that the output shows {int(output.sum())}: they differ at weight{index}",
+        evidence={"index": index, "received": int(output.sum()), "expected": int(weights.sum())},
+        hint="multiply V by the weights that dropout returns",
+        merge="dropout-returned-only",
+    )
+
+
 @law("ATN1106", "dropout-off", "A dropout of 0 changes nothing and draws nothing")
 def dropout_off(implementation: Implementation, problem: Problem) -> None:
     """dropout = 0, a module in training mode: the output is that without dropout, the generators stay where they are
 
-    Why: evaluation asks for 0; and what draws there moves every later draw of a run that is to be repeated.
+    Why: evaluation asks for 0; and what draws there moves every later draw of a run that is to be repeated. Moving on
+    is an advisory, as many a kernel takes its seed first; setting the generator anew is none.
     Example: `dropout_p or 0.1`; numbers that are drawn and then all kept.
     """
     arguments = arguments_for(implementation, problem).replace(dropout=0.0)
@@ -177,8 +220,15 @@ def dropout_off(implementation: Implementation, problem: Problem) -> None:
     worst = answer_to(implementation, problem).compare(output)
     hint = "drop nothing at 0: a module passes `self.dropout if self.training else 0.0`"
     require_within(worst, "output", because="with dropout = 0", hint=hint, merge="dropout-at-zero")
-    if moved_on:
+    if moved_on and reseeding(implementation, arguments):
         raise Violation(
+            "with dropout = 0 the call sets torch's generator: from two states it leaves the same one",
+            evidence={"expected": "as before the call", "received": "set anew"},
+            hint="seed a torch.Generator of your own, and draw only where the rate is above 0",
+            merge="dropout-reseeds",
+        )
+    if moved_on:
+        raise Advisory(
             "with dropout = 0 the call moves torch's generator on",
             evidence={"expected": "as before the call", "received": "moved on"},
             hint="draw only where the rate is above 0",
@@ -248,7 +298,7 @@ def _through(factor: Tensor) -> Backward:
 
 @law("ATN1108", "dropout-seeded", "The seed of torch says what is dropped")
 def dropout_seeded(implementation: Implementation, problem: Problem) -> None:
-    """torch.manual_seed(s): the same weights are dropped; another seed: others, apart from the first
+    """torch.manual_seed(s), or a seed that is an argument: the same weights are dropped; another seed: others, apart
 
     Why: a run can't be repeated, and a checkpointed forward pass recomputes another function.
     Example: a kernel that takes the address of the seed for the seed; a generator of its own.
@@ -256,13 +306,15 @@ def dropout_seeded(implementation: Implementation, problem: Problem) -> None:
     found = drawn(implementation, problem)
     changed = found.dropped(found.first) != found.dropped(found.again)
     if bool(changed.any()):
-        index = changed.nonzero()[0].tolist()
+        index, own = changed.nonzero()[0].tolist(), has_own_seed(implementation)
+        seed = "with the same seed for an argument" if own else "after the same seed of torch"
+        source = "a generator with that seed" if own else "torch's default generator, or take seed and offset from it"
         raise Violation(
-            f"dropout = {found.rate:g}: after the same seed of torch {int(changed.sum())} of {int(found.tells.sum())} "
+            f"dropout = {found.rate:g}: {seed} {int(changed.sum())} of {int(found.tells.sum())} "
             f"weights are dropped in one call and not in the other, the first of them weight{index}",
             evidence={"index": index, "received": int(changed.sum()), "expected": 0},
-            hint="draw from torch's default generator, or take seed and offset from it",
-            merge="dropout-seed-ignored",
+            hint=f"draw from {source}",
+            merge="dropout-argument-ignored" if own else "dropout-seed-ignored",
         )
     _across(found, found.other, "dropout-same-always", problem.kv_heads)
 

@@ -71,7 +71,7 @@ class DrawnScript(Script):
             f"        v = torch.zeros({p.batch}, {p.kv_heads}, {p.kv_len}, {p.v_dim}, dtype=torch.{p.dtype}{device})",
             f"        for c in range(min({p.v_dim}, {p.kv_len} - start)):",
             "            v[:, :, start + c, c] = 1",
-            "        torch.manual_seed(seed)",
+            *([] if self._own_seed else ["        torch.manual_seed(seed)"]),
             f"        for {'m' if self._own_seed else '_'} in range(n):",
             f"            out = {self._call_with('seed + m')}",
             "        columns.append(out.detach())",
@@ -115,6 +115,8 @@ class DrawnScript(Script):
         return 1e-3 if self.problem.dtype in ("float32", "float64") else 0.1
 
     def _alike(self) -> Lines:
+        if self.violation.merge == "dropout-shifted-alike":
+            return self._shifted()
         return [
             *self._seen(),
             "m = dropped.double() - (dropped.sum() / seen.sum()) * seen",
@@ -124,6 +126,23 @@ class DrawnScript(Script):
             "    alike = alike.fill_diagonal_(0).nan_to_num() * (n @ n.mT).sqrt()",
             '    print(f"{name}: correlated by at most {alike.abs().max():.2f} standard deviations")',
             f'    assert alike.abs().max() < {SIGMAS}, f"one {{name}} drops what another drops"',
+        ]
+
+    def _shifted(self) -> Lines:
+        """Each even line beside the next, moved: lines are those of queries, then those of keys."""
+        return [
+            *self._seen(),
+            "m = dropped.double() - (dropped.sum() / seen.sum()) * seen",
+            "found = []",
+            "for lines in (m, m.mT):",
+            "    even, odd = lines[:, :, 0::2], lines[:, :, 1::2]",
+            "    even = even[:, :, : odd.shape[2]]",
+            "    for s in range(1, lines.shape[-1]):",
+            "        for x, y in ((even[..., s:], odd[..., :-s]), (even[..., :-s], odd[..., s:])):",
+            "            spread = (x.square().sum() * y.square().sum() / x.numel()).sqrt()",
+            "            found.append(((x * y).sum() / spread).nan_to_num().abs())",
+            'print(f"moved lines: correlated by at most {max(found):.2f} standard deviations")',
+            f'assert max(found) < {SIGMAS}, "one line drops what the next drops, moved"',
         ]
 
     def _copies(self) -> Lines:
