@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attn_spec.adapters.function import flat
 from attn_spec.adapters.modules import fused
+from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
@@ -70,6 +71,8 @@ class ModuleFunction(Building):
 
     multihead = False  # whether it is torch's own nn.MultiheadAttention
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
+    resets = ""  # the method that empties it, where each call goes on from the one before
+    biased = False  # whether it adds a bias by position of its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = kwargs.pop("attn_spec_request", "core")
@@ -89,6 +92,8 @@ class ModuleFunction(Building):
     def core(self, q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]) -> Any:
         """Attention on q, k, v as the module does it between its projections: output [B, H, S, Dv], and what else it
         returns; in training mode where a dropout is asked for."""
+        if self.biased:
+            raise Unsupported(WHY)
         causal, dropout = self._causal(named), named.pop("dropout", None)
         h, q_len, d = q.shape[1:]
         if q_len != k.shape[2] and not self.takes_context:
@@ -203,6 +208,8 @@ class ModuleFunction(Building):
         if self.forward.roles.get("weights") == "need_weights":
             given.setdefault("need_weights", False)
         try:
+            if self.resets:
+                getattr(module, self.resets)()
             return module(**inputs, **given)
         except (Unsupported, Violation, NotInjected):
             raise

@@ -5,6 +5,7 @@ returned   keys and values that come back beside the output and are given to the
 inside     kept by the module itself once `use_cache=True` is said, until a method empties it
 built      a submodule that `build_kv_cache` makes, written to at `input_pos`
 positions  buffers of the module that are written to at `start_pos` or `input_pos`, whatever is asked
+always     kept by the module itself at every call, whatever is asked, until a method empties it
 
 Which one it is, is read off names; `cache:` in attn.yaml says what they can't.
 """
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.modules.construct import Sizes, substituted
-from attn_spec.adapters.modules.forward import MORE, STARTS
+from attn_spec.adapters.modules.forward import BATCHED, MORE, POSITIONS, STARTS
 from attn_spec.conventions import ROLES, Finding
 from attn_spec.law import Unsupported, Violation
 
@@ -36,10 +37,9 @@ PARAMETERS = (
     *("key_value_cache", "past_kvs", "prev_kv", "past_states", "layer_cache"),
 )
 SWITCHES = ("use_cache",)
-POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
-BATCHED = ("position_ids",)  # LongTensor [1, S]
-RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache")
+RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache", "reset")
 BUFFERS = ("cache_k", "k_cache", "key_cache", "kv_cache", "cache_kv", "cache", "cached_keys", "cached_k")
+SHORT = 3  # keys of a window of the module's own, in sessions: any sequence is longer
 MASKS = (*ROLES["mask"], *MORE["mask"])
 
 
@@ -67,7 +67,7 @@ def protocol_of(f: ModuleFunction) -> Protocol | None:
     module, names = f.module, list(inspect.signature(f.module.forward).parameters)
     told = dict(f.declared.get("cache") or {})
     switches = tuple(name for name in SWITCHES if name in names)
-    reset = str(told.get("reset") or next((name for name in RESETS if callable(getattr(module, name, None))), ""))
+    reset = reset_of(f)
     mask = next((name for name in MASKS if name in names), "")
     parameter = str(told.get("parameter") or next((name for name in PARAMETERS if name in names), ""))
     made_of, kept = str(told.get("class") or ""), any(hasattr(module, name) for name in BUFFERS)
@@ -84,9 +84,22 @@ def protocol_of(f: ModuleFunction) -> Protocol | None:
         kind = "inside"
     elif kept and any(name in names for name in (*STARTS, *POSITIONS)):
         kind = "positions"
+    elif f.resets:
+        kind = "always"
     else:
         return None
     return Protocol(kind, parameter, switches, reset, made_of, told.get("arguments"), mask, declared=bool(told))
+
+
+def reset_of(f: ModuleFunction) -> str:
+    """The method that empties the cache of a module; "" where there is none."""
+    told = (f.declared.get("cache") or {}).get("reset")
+    return str(told or next((name for name in RESETS if callable(getattr(f.module, name, None))), ""))
+
+
+def has_switch(f: ModuleFunction) -> bool:
+    """Whether an argument of forward says that a cache is used, or where."""
+    return bool({*SWITCHES, *PARAMETERS, *STARTS, *POSITIONS} & set(inspect.signature(f.module.forward).parameters))
 
 
 def names_of(f: ModuleFunction) -> set[str]:
@@ -147,9 +160,12 @@ class Session:
         self.names = list(inspect.signature(self.module.forward).parameters)
         self.batch, self.dtype, self.begun = len(x), x.dtype, False
         self.cache: Any = None
+        self.context: Tensor | None = None  # of which the keys are made, where they are not the module's own sequence
 
     def uncached(self, x: Tensor, named: Mapping[str, Any]) -> Tensor:
         """The output [B, S, width] of one call without a cache."""
+        if self.protocol.kind == "always":
+            self._begin(len(x))
         return self._output(self._call(x, named, 0, x.shape[1], {}))
 
     def decode(self, x: Tensor, cuts: Sequence[int], named: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -182,7 +198,7 @@ class Session:
             self.cache = None
         elif kind == "built":
             self.module.kv_cache = self.module.build_kv_cache(batch, self.capacity, dtype=self.dtype)  # type: ignore[operator]
-        if self.protocol.reset and not first:
+        if self.protocol.reset and (not first or kind == "always"):
             getattr(self.module, self.protocol.reset)()
 
     def _made(self, batch: int) -> Any:
@@ -207,6 +223,8 @@ class Session:
         f, forward = self.f, self.f.forward
         laid = x.transpose(0, 1).contiguous() if f.input == "SBD" else x
         inputs = dict.fromkeys(forward.inputs, laid)
+        if self.context is not None:
+            inputs[forward.context] = self.context.transpose(0, 1) if f.input == "SBD" else self.context
         table = stop if any(name in self.names for name in STARTS) else 0
         whole = max(table, self.capacity) if table else 0
         given = forward.extras(x, stop - start, self.sizes.head_dim, self.sizes.words, start=start, table=whole)
@@ -271,17 +289,20 @@ class Session:
 def decode(f: ModuleFunction, plan: Sequence[Mapping[str, Any]], *, sizes: Sizes, capacity: int) -> list[Tensor]:
     """Calls and sequences, one after the other, with one copy of a module; their outputs [B, S, width].
 
-    plan: each with `x` [B, S, width] and `named`; a sequence also with `cuts`, and then `named` for each part.
+    plan: each with `x` [B, S, width] and `named`; a sequence also with `cuts`, and then `named` for each part; where
+    keys are made from a context also that, `context` [B, Sk, width].
     A procedure of `Implementation.perform`. Raises Unsupported where the module keeps no cache.
     """
     protocol = protocol_of(f)
     if protocol is None:
         raise Unsupported("it takes no cache")
     session = Session(f, protocol, sizes, plan[0]["x"], capacity)
+    outputs = []
     with torch.no_grad():
-        return [
-            session.decode(item["x"], item["cuts"], item["named"])
-            if "cuts" in item
-            else session.uncached(item["x"], item["named"])
-            for item in plan
-        ]
+        for item in plan:
+            session.context = item.get("context")
+            if "cuts" in item:
+                outputs.append(session.decode(item["x"], item["cuts"], item["named"]))
+            else:
+                outputs.append(session.uncached(item["x"], item["named"]))
+    return outputs
