@@ -19,6 +19,7 @@ from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.forward import Forward, read
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
+from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
 from attn_spec.law import Unsupported, Violation
 
@@ -329,6 +330,8 @@ class ModuleFunction(Building):
         try:
             with torch.enable_grad():
                 out = self.whole(x, context, sizes=sizes, **named)[0]
+                if not out.requires_grad and keeps_inside(self):
+                    raise Unsupported("it writes to its own cache and gives no gradient: it is for inference alone")
                 g = torch.Generator().manual_seed(11)
                 cotangent = torch.randn(out.shape, generator=g).to(out.dtype)
                 wanted = list(named_weights.values())

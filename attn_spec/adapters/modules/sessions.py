@@ -102,6 +102,12 @@ def has_switch(f: ModuleFunction) -> bool:
     return bool({*SWITCHES, *PARAMETERS, *STARTS, *POSITIONS} & set(inspect.signature(f.module.forward).parameters))
 
 
+def keeps_inside(f: ModuleFunction) -> bool:
+    """Whether calls write to a cache in the module whatever is asked: it is for one sequence at a time."""
+    found = protocol_of(f)
+    return found is not None and found.kind in ("always", "positions")
+
+
 def names_of(f: ModuleFunction) -> set[str]:
     """The arguments of forward that only calls with a cache are given."""
     found = protocol_of(f)
