@@ -58,6 +58,7 @@ def adapt(
     fixed = dict(declared.get("fixed") or {})
     if isinstance(module, ModuleFunction):
         return _adapted_module(target, module, name, target_name, import_line, declared, device)
+    known: dict[str, Finding] = {}
     if packed.is_packed(target):
         import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"
         target = packed.unpacked(target)
@@ -65,8 +66,10 @@ def adapt(
         layout = str(declared.get("layout") or "BSHD")
         import_line = f"{import_line or import_source(target)}\n{cached.source_of_uncached(layout)}"
         target = cached.uncached(target, layout)
+        if target.of_cache.single:  # type: ignore[attr-defined]
+            known["layout"] = Finding(layout, "assumed", "as the cache; one query has no axis of its own")
     signature = read(_without(target, fixed), name, declared.get("parameters"))
-    conventions, expected = _from_names(signature, name, declared)
+    conventions, expected = _from_names(signature, name, declared, known)
     adapter = FunctionAdapter(target, signature, conventions, fixed)
     implementation = Implementation(
         name, target_name or name, adapter, conventions, import_line=import_line or import_source(target), device=device

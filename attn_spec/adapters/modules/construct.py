@@ -70,6 +70,7 @@ class Sizes:
     cross: whether keys are made from other states than queries, which then have a width of their own.
     reading: how sizes of which the names say too little are read, an index into `READINGS`.
     own_window: the keys that a window of the module's own leaves visible; 0: as many as there are positions.
+    layer: which of several that share a cache.
     """
 
     heads: int = 2
@@ -82,6 +83,7 @@ class Sizes:
     cross: bool = False
     reading: int = 0
     own_window: int = 0
+    layer: int = 0
 
     @property
     def hidden(self) -> int:
@@ -107,15 +109,7 @@ class Sizes:
 
     def of(self, role: str) -> Any:
         """The value of a constructor's argument of a role."""
-        return (
-            self.head_dim
-            if role == "qk_out"
-            else True
-            if role == "bias"
-            else 0
-            if role == "layer"
-            else getattr(self, role)
-        )
+        return self.head_dim if role == "qk_out" else True if role == "bias" else getattr(self, role)
 
 
 # (channels of the hidden states beyond heads * head_dim, what an output size without more in its name counts)

@@ -17,7 +17,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +39,7 @@ PARAMETERS = (
 SWITCHES = ("use_cache",)
 RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache", "reset")
 BUFFERS = ("cache_k", "k_cache", "key_cache", "kv_cache", "cache_kv", "cache", "cached_keys", "cached_k")
-SHORT = 3  # keys of a window of the module's own, in sessions: any sequence is longer
+SHORT = 2  # keys of a window of the module's own, in sessions: prompts are longer
 MASKS = (*ROLES["mask"], *MORE["mask"])
 
 
@@ -161,6 +161,8 @@ class Session:
     """
 
     def __init__(self, f: ModuleFunction, protocol: Protocol, sizes: Sizes, x: Tensor, capacity: int) -> None:
+        self.behind = protocol.kind == "object" and not protocol.made_of and "layer" in f.roles  # another layer
+        sizes = replace(sizes, layer=1) if self.behind else sizes
         self.f, self.protocol, self.sizes, self.capacity = f, protocol, sizes, capacity
         self.module = copy.deepcopy(f.built(sizes, x.dtype))
         self.names = list(inspect.signature(self.module.forward).parameters)
@@ -184,7 +186,8 @@ class Session:
         outputs = []
         for start, stop, more in zip(cuts, cuts[1:], named, strict=False):
             try:
-                returned = self._call(x[:, start:stop].contiguous(), more, start, stop, self._cache_arguments())
+                cache = self._cache_arguments(len(x), stop - start)
+                returned = self._call(x[:, start:stop].contiguous(), more, start, stop, cache)
             except (Unsupported, Violation):
                 raise
             except Exception as error:
@@ -218,8 +221,12 @@ class Session:
         words = {**self.sizes.words, "batch": batch, "capacity": self.capacity}
         return kind(**substituted(self.protocol.arguments or {}, words))
 
-    def _cache_arguments(self) -> dict[str, Any]:
+    def _cache_arguments(self, batch: int, new: int) -> dict[str, Any]:
         given: dict[str, Any] = dict.fromkeys(self.protocol.switches, True)
+        if self.behind:
+            s = self.sizes
+            k, v = (torch.full((batch, s.kv_heads, new, d), 3.0, dtype=self.dtype) for d in (s.head_dim, s.v_dim))
+            self.cache.update(k, v, 0)  # the layer before has run already
         if self.protocol.parameter:
             given[self.protocol.parameter] = self.cache
         return given

@@ -27,9 +27,7 @@ def settle(f: ModuleFunction) -> None:
     f.multihead = isinstance(f.module, nn.MultiheadAttention)
     f.by_mask = not f.multihead and _by_mask(f)
     if "window" in f.roles:
-        _note(
-            f, "window", "the context", "assumed", "it has one of its own: as long as that, and short where it decodes"
-        )
+        _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
     _resets(f)
     _needs_context(f)
     _input(f)
@@ -45,9 +43,7 @@ def settle(f: ModuleFunction) -> None:
     _context(f)
     f.biased = f.projections.whole and bias.is_own(f)
     if f.biased:
-        _note(
-            f, "bias", "by position", "measured", "weights under q = 0 depend on the distance: its core is not judged"
-        )
+        _note(f, "bias", "by position", "measured", "weights under q = 0 go by distance: its core is not judged")
 
 
 def _note(f: ModuleFunction, name: str, value: str, how: Any, evidence: str) -> None:
