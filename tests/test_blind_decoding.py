@@ -45,7 +45,7 @@ def test_mutant_is_red(name):
 def test_honest_is_left_alone(name):
     report = check_attention(HONEST[name], laws=LAWS)
     assert report.passed, str(report)
-    assert report.counts["passed"] > 20
+    assert report.counts["passed"] > 8
 
 
 @pytest.mark.parametrize("name", sorted(ASKS))

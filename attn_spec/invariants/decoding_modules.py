@@ -105,7 +105,8 @@ def decoded(implementation: Implementation, problem: Problem) -> Decoded:
 def _of_context(implementation: Implementation, problem: Problem) -> HiddenCall:
     """A call whose keys are all made from one context, which the first call of a sequence leaves in the cache."""
     module = implementation.adapter.module  # type: ignore[attr-defined]
-    if implementation.conventions.causal.value != "never" or protocol_of(module).kind != "returned":
+    protocol = protocol_of(module)
+    if implementation.conventions.causal.value != "never" or protocol is None or protocol.kind != "returned":
         raise Unsupported("its cache is one of another sequence")
     if problem.mask != (Causal(),):
         raise Unsupported("its cache is one of another sequence, of which the padding says nothing")

@@ -80,25 +80,26 @@ def _why_causal(f: ModuleFunction) -> str:
 
 
 def code_of(module: nn.Module) -> str:
-    """The code that a module runs after it is built: its methods, those it inherits, and the functions they call.
+    """The code of a module's forward, of the methods that it calls, inherited ones too, and of functions beside them.
 
     Without comments, docstrings and defaults. Methods of torch and transformers are left out. "": none can be read.
     """
+    owners = [k for k in type(module).__mro__ if k.__module__.partition(".")[0] not in ("torch", "transformers")]
     parts: list[str] = []
     called: dict[str, Any] = {}
-    seen: set[str] = {"__init__"}
-    for owner in type(module).__mro__:
-        if owner is object or owner.__module__.partition(".")[0] in ("torch", "transformers"):
-            continue
-        for name, method in vars(owner).items():
-            function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-            if not inspect.isfunction(function) or (name in seen and f"super().{name}(" not in "".join(parts)):
+    wanted, seen = [("forward", False)], set[Any]()
+    while wanted:
+        name, above = wanted.pop()
+        found = [vars(owner)[name] for owner in owners if name in vars(owner)]
+        for method in found if above else found[:1]:
+            function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else method
+            if not inspect.isfunction(function) or function in seen:
                 continue
-            seen.add(name)
+            seen.add(function)
             parts.append(_bare(function))
-            names = re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", parts[-1])
-            known = {name: function.__globals__.get(name) for name in names}
-            called |= {n: g for n, g in known.items() if inspect.isfunction(g) and g.__module__ == owner.__module__}
+            wanted += [(n, bool(of)) for of, n in re.findall(r"(?:self|(super)\(\))\.(\w+)\(", parts[-1])]
+            known = {n: function.__globals__.get(n) for n in re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", parts[-1])}
+            called |= {n: f for n, f in known.items() if inspect.isfunction(f) and f.__module__ == function.__module__}
     return "\n".join([*parts, *(_bare(function) for function in called.values())])
 
 
