@@ -13,8 +13,9 @@ from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
 from attn_spec.adapters.modules import sessions
-from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, expectations, settle_masks, settle_weights
+from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, settle_masks, settle_weights
 from attn_spec.adapters.modules.core import ModuleFunction
+from attn_spec.adapters.modules.expected import expectations
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
 from attn_spec.tolerance import Precision
@@ -57,6 +58,7 @@ def adapt(
     fixed = dict(declared.get("fixed") or {})
     if isinstance(module, ModuleFunction):
         return _adapted_module(target, module, name, target_name, import_line, declared, device)
+    known: dict[str, Finding] = {}
     if packed.is_packed(target):
         import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"
         target = packed.unpacked(target)
@@ -64,8 +66,10 @@ def adapt(
         layout = str(declared.get("layout") or "BSHD")
         import_line = f"{import_line or import_source(target)}\n{cached.source_of_uncached(layout)}"
         target = cached.uncached(target, layout)
+        if target.of_cache.single:  # type: ignore[attr-defined]
+            known["layout"] = Finding(layout, "assumed", "as the cache; one query has no axis of its own")
     signature = read(_without(target, fixed), name, declared.get("parameters"))
-    conventions, expected = _from_names(signature, name, declared)
+    conventions, expected = _from_names(signature, name, declared, known)
     adapter = FunctionAdapter(target, signature, conventions, fixed)
     implementation = Implementation(
         name, target_name or name, adapter, conventions, import_line=import_line or import_source(target), device=device

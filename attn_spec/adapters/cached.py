@@ -46,7 +46,8 @@ class Laid:
 class Cached:
     """A function with a cache, the parameter of each role, its layout (BSHD or BHSD) and the size of its pages.
 
-    rows: whether it takes a cache of rows, and not of pages alone.
+    rows: whether it takes a cache of rows, and not of pages alone.  single: whether it takes one query of each sample,
+    without an axis for them.
     """
 
     function: Callable[..., Any]
@@ -54,6 +55,7 @@ class Cached:
     layout: str = "BSHD"
     page: int = 16
     rows: bool = True
+    single: bool = False
 
     @property
     def appends(self) -> bool:
@@ -78,11 +80,24 @@ class Cached:
         return self.call(q, self.laid(k, v, n_k, new=new), *args, **others)
 
     def call(self, q: Tensor, laid: Laid, *args: Any, **others: Any) -> Any:
-        """Call the function on a cache."""
+        """Call the function on a cache. Raises Unsupported where it does not take so many queries."""
+        if self.single:
+            if q.shape[self._axis] != 1:
+                raise Unsupported("takes one query of each sample, without an axis for them")
+            q = q.squeeze(self._axis)
         given: dict[str, Any] = {"k_cache": laid.k_cache, "v_cache": laid.v_cache, "block_table": laid.table}
         given |= {"cache_lengths": laid.filled, "cache_rows": laid.rows, "k": laid.k, "v": laid.v}
         named = {self.names[role]: value for role, value in given.items() if role in self.names and value is not None}
-        return self.function(**{self.names["q"]: q}, **named, **others)
+        returned = self.function(**{self.names["q"]: q}, **named, **others)
+        return self._with_queries(returned) if self.single else returned
+
+    def _with_queries(self, returned: Any) -> Any:
+        """What was returned, the output with its axis for the queries."""
+        if isinstance(returned, Tensor):
+            return returned.unsqueeze(self._axis)
+        if isinstance(returned, (tuple, list)) and returned and isinstance(returned[0], Tensor):
+            return type(returned)([returned[0].unsqueeze(self._axis), *returned[1:]])
+        return returned
 
     @property
     def _axis(self) -> int:
@@ -169,6 +184,10 @@ def uncached(function: Callable[..., Any], layout: str = "BSHD") -> Callable[...
     table = parameters.get(names.get("block_table", ""))
     cached = Cached(function, names, layout, rows=table is None or table.default is not table.empty)
     cached.page = _page(cached)
+    if not cached.page and not cached.appends:
+        cached.page = _page(replace(cached, single=True))
+        cached.single = cached.page > 0
+    cached.page = cached.page or 16
 
     def attention(q: Any, k: Any, v: Any, *args: Any, packed_lengths: Any = None, **others: Any) -> Any:
         return cached.dense(q, k, v, *args, packed_lengths=packed_lengths, **others)
@@ -197,16 +216,15 @@ def source_of_uncached(layout: str) -> str:
 
 
 def _page(cached: Cached) -> int:
-    """The smallest size of pages on which the function runs; 16 where it runs on none."""
-    if not cached.pages:
-        return 16
+    """The smallest size of pages on which the function runs, 16 where it has none; 0 where it does not run."""
     g = torch.Generator().manual_seed(0)
-    for size in PAGES:
+    for size in PAGES if cached.pages else (16,):
         tried = replace(cached, page=size)
         q, k, v = (torch.randn(2, 3, 3, 16, generator=g) for _ in range(3))
+        q = q.narrow(cached._axis, 0, 1).contiguous() if cached.single else q
         try:
             tried.dense(q, k, v)
         except Exception:  # whatever it says, another size is tried
             continue
         return size
-    return 16
+    return 0

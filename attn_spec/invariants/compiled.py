@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attn_spec.adapters import running
 from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.interpreter import interpreted
 from attn_spec.invariants.asked import Asked, as_taken, ask
 from attn_spec.invariants.comparison import arguments_for, output, require_within
@@ -318,6 +319,9 @@ def threads(implementation: Implementation, problem: Problem) -> None:
     Example: one buffer for the scores; the mask of the call left in a global for another function to read.
     """
     _needs_compiled_kernels()
+    module = getattr(implementation.adapter, "module", None)
+    if module is not None and keeps_inside(module):
+        raise Unsupported("every call writes to a cache in the module: it is for one sequence at a time")
     ways = _ways(problem)
     longer = ways["plain"].replace(q_len=problem.q_len + 6, kv_len=problem.kv_len + 6, seed=problem.seed + 1)
     unmasked = [("plain", ways["plain"]), ("batch", ways["plain"].replace(seed=problem.seed + 2)), ("length", longer)]

@@ -6,7 +6,7 @@ Tokens are rotated by real positions where the module takes the rotation from it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from attn_spec import whole
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
-from attn_spec.adapters.modules.sessions import decode, protocol_of
+from attn_spec.adapters.modules.sessions import SHORT, decode, protocol_of
 from attn_spec.invariants.comparison import difference, evidence, same
 from attn_spec.invariants.decoding import chunks
 from attn_spec.invariants.modules import close
 from attn_spec.law import Unsupported, Violation, law
-from attn_spec.masks import Delivery, KeyPadding
+from attn_spec.masks import Causal, Delivery, KeyPadding
 from attn_spec.problem import Problem
 
 CAPACITY = 5  # positions of a cache of fixed length beyond those that are used
@@ -37,12 +37,16 @@ class Decoded:
 
     def whole(self, x: Tensor | None = None) -> dict[str, Any]:
         """One call without a cache."""
-        return {"x": self.call.x if x is None else x, "named": self.call.named}
+        return {"x": self.call.x if x is None else x, "named": self.call.named, **self._context}
 
     def parts(self, cuts: Sequence[int], x: Tensor | None = None) -> dict[str, Any]:
         """A sequence with a cache, in parts between the cuts."""
         named = [self._named(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
-        return {"x": self.call.x if x is None else x, "cuts": list(cuts), "named": named}
+        return {"x": self.call.x if x is None else x, "cuts": list(cuts), "named": named, **self._context}
+
+    @property
+    def _context(self) -> dict[str, Tensor]:
+        return {} if self.call.context is None else {"context": self.call.context}
 
     def _named(self, start: int, stop: int) -> dict[str, Any]:
         """The arguments of forward for the tokens from `start` to `stop`: of masks, their rows and the keys so far."""
@@ -86,11 +90,27 @@ def decoded(implementation: Implementation, problem: Problem) -> Decoded:
     by = {"always": "itself", "never": "mask"}.get(implementation.conventions.causal.value, "flag")
     by = "mask" if module.by_mask else by
     padded = any(isinstance(part, KeyPadding) for part in problem.mask)
+    if module.forward.context_required:
+        return Decoded(implementation, _of_context(implementation, problem), "itself")
     if by == "mask" or padded:
         form = "bool" if "bool" in getattr(implementation.adapter, "forms", ("bool",)) else "additive"
         shape = "B1QK" if padded else ""
         problem = problem.replace(delivery=Delivery(form, shape, flag=by != "mask", hidden="-inf"))  # type: ignore[arg-type]
-    return Decoded(implementation, hidden_call(implementation, problem), by)
+    call = hidden_call(implementation, problem)
+    if "window" in module.roles:
+        call = replace(call, sizes=replace(call.sizes, own_window=SHORT))
+    return Decoded(implementation, call, by)
+
+
+def _of_context(implementation: Implementation, problem: Problem) -> HiddenCall:
+    """A call whose keys are all made from one context, which the first call of a sequence leaves in the cache."""
+    module = implementation.adapter.module  # type: ignore[attr-defined]
+    protocol = protocol_of(module)
+    if implementation.conventions.causal.value != "never" or protocol is None or protocol.kind != "returned":
+        raise Unsupported("its cache is one of another sequence")
+    if problem.mask != (Causal(),):
+        raise Unsupported("its cache is one of another sequence, of which the padding says nothing")
+    return hidden_call(implementation, problem.replace(mask=(), kv_len=problem.q_len + 3), with_context=True)
 
 
 def _require(made: Decoded, got: Tensor, expected: Tensor, because: str, merge: str, hint: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from attn_spec import masks
 from attn_spec.adapters.function import FunctionAdapter, flat
 from attn_spec.adapters.hf_interface import from_interface, is_interface
 from attn_spec.adapters.implementation import Implementation, Result
-from attn_spec.adapters.modules.construct import ROLE_OF, is_factory
+from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
+from attn_spec.adapters.modules.expected import source_of
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.masks import Delivery, Documents, KeyPadding, Lengths, Part, Visible
@@ -24,7 +24,6 @@ from attn_spec.problem import Arguments, Problem
 
 SHAPES = ("BHQK", "B1QK", "B11K", "HQK", "QK")  # of a mask; BK, a key padding, is tried apart
 KEPT = 64  # q and k whose arrival is remembered
-BY_LENGTH = ("context_length", "block_size", "context_size", "n_ctx", "ctx_len")  # constructor names that imply causal
 
 
 def callable_of(target: Any, name: str, declared: Mapping[str, Any] | None = None) -> Any:
@@ -40,73 +39,6 @@ def callable_of(target: Any, name: str, declared: Mapping[str, Any] | None = Non
 
 def _name(target: Any) -> str:
     return type(target).__name__ if isinstance(target, nn.Module) else str(getattr(target, "__name__", "module"))
-
-
-def expectations(f: ModuleFunction) -> dict[str, Finding]:
-    """The conventions that a module's names and buffers stand for."""
-    found = {"layout": Finding("BHSD", "assumed", "between its projections")}
-    found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
-    names = set(f.forward.roles.values())
-    if f.multihead or {"key_padding_mask", "need_weights"} <= names:
-        why = "nn.MultiheadAttention's names: True = hidden"
-        found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
-    built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
-    if built_causal and "causal" not in f.forward.roles and not f.by_mask:
-        found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
-        return found
-    if "causal" in f.forward.roles or f.causal_by:
-        how = {"constructor": "the constructor's flag", "mask": "the triangle goes in with the mask"}.get(f.causal_by)
-        found["causal"] = Finding("flag", "assumed", how or f"parameter {f.forward.roles.get('causal')}")
-        return found
-    why = _why_causal(f)
-    if why:
-        found["causal"] = Finding("always", "assumed", why)
-    else:
-        found["causal"] = Finding(
-            "never", "assumed", "treated as bidirectional: no flag, no triangle, no name says causal"
-        )
-    return found
-
-
-def _why_causal(f: ModuleFunction) -> str:
-    """Why a module is expected to be causal; "" where nothing says so."""
-    names = [type(f.module).__name__, f.__name__]
-    told = next((n for n in names if re.search(r"causal|decoder", n, re.IGNORECASE) and "non" not in n.lower()), "")
-    if told and not re.search(r"cross|encoder", told, re.IGNORECASE) and not f.takes_context:
-        return f"the name {told} says so"
-    source = source_of(f.module, of="forward")
-    found = re.search(r"\b(tril|triu)\s*\(|is_causal\s*=\s*True|causal\s*=\s*True", source)
-    if found and not f.forward.roles.get("mask"):
-        return f"its source says {found.group(0).rstrip('( ')}"
-    for name, buffer in f.module.named_buffers():
-        if _is_triangle(buffer):
-            return f"the buffer {name} is triangular"
-    if f.constructor is not None and not f.forward.roles.get("mask"):
-        by_length = [p.name for p in f.constructor.parameters() if p.name in BY_LENGTH]
-        if by_length:
-            return f"the constructor takes {by_length[0]}"
-    return ""
-
-
-def source_of(module: nn.Module, of: str = "") -> str:
-    """The source of a module's class, or of one of its methods; "" where it can't be read."""
-    kind = type(module)
-    try:
-        return inspect.getsource(getattr(kind, of) if of else kind)
-    except (OSError, TypeError):  # a class that was renamed can't be found by its name
-        return "" if of else f"{kind.__doc__ or ''}\n{source_of(module, of='forward')}"
-
-
-def _is_triangle(buffer: Tensor) -> bool:
-    if buffer.dim() < 2 or buffer.shape[-1] < 3 or buffer.shape[-1] != buffer.shape[-2]:
-        return False
-    x = buffer.reshape(-1, *buffer.shape[-2:])[0].double()
-    ones = torch.ones_like(x)
-    for diagonal in (0, 1, -1):  # one that is shifted is meant as one too
-        above, below = x[ones.triu(1 + diagonal) == 1], x[ones.triu(1 + diagonal) == 0]
-        if bool((above == above[0]).all() and (below == below[0]).all() and above[0] != below[0]):
-            return True
-    return False
 
 
 @dataclass(eq=False)

@@ -172,7 +172,8 @@ class Building:
                 module = self.constructor.build(sizes)
                 if self.redraws:
                     draw_weights(self._projections(module))
-            module = module.to(dtype)
+            if any(p.dtype != dtype for p in module.parameters()):  # else a buffer of another dtype is one by design
+                module = module.to(dtype)
         return module.eval().requires_grad_(False)
 
     def sizes_for(self, heads: int, kv_heads: int, head_dim: int, v_dim: int, length: int, **others: Any) -> Sizes:

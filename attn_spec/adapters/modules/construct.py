@@ -56,8 +56,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "bias": ("bias", "qkv_bias", "use_bias", "attention_bias", "out_bias", "proj_bias", "qk_bias"),
     "causal": ("causal", "is_causal", "use_causal_mask", "masked", "causal_mask"),
     "layer": ("layer_idx", "layer_id", "layer_index"),
+    "window": ("window", "window_size", "sliding_window", "local_window_size", "attention_window", "window_len"),
 }
 ROLE_OF = {name: role for role, names in NAMES.items() for name in names}
+UNASKED = ("bias", "layer", "out", "kv_hidden", "window")  # fields of a config class that keep their defaults
 CONFIGS = ("config", "cfg", "args", "model_args", "conf", "params", "hparams")
 
 
@@ -67,6 +69,8 @@ class Sizes:
 
     cross: whether keys are made from other states than queries, which then have a width of their own.
     reading: how sizes of which the names say too little are read, an index into `READINGS`.
+    own_window: the keys that a window of the module's own leaves visible; 0: as many as there are positions.
+    layer: which of several that share a cache.
     """
 
     heads: int = 2
@@ -78,6 +82,8 @@ class Sizes:
     causal: bool | None = None
     cross: bool = False
     reading: int = 0
+    own_window: int = 0
+    layer: int = 0
 
     @property
     def hidden(self) -> int:
@@ -92,6 +98,10 @@ class Sizes:
         return self.head_dim * (self.heads if READINGS[self.reading][1] == "all heads" else 1)
 
     @property
+    def window(self) -> int:
+        return self.own_window or self.context
+
+    @property
     def words(self) -> dict[str, int]:
         """What `$hidden` and its like stand for in attn.yaml."""
         names = ("hidden", "heads", "kv_heads", "head_dim", "v_dim", "context", "kv_hidden")
@@ -99,15 +109,7 @@ class Sizes:
 
     def of(self, role: str) -> Any:
         """The value of a constructor's argument of a role."""
-        return (
-            self.head_dim
-            if role == "qk_out"
-            else True
-            if role == "bias"
-            else 0
-            if role == "layer"
-            else getattr(self, role)
-        )
+        return self.head_dim if role == "qk_out" else True if role == "bias" else getattr(self, role)
 
 
 # (channels of the hidden states beyond heads * head_dim, what an output size without more in its name counts)
@@ -173,14 +175,29 @@ class Constructor:
                 continue
             if p.name in CONFIGS:
                 found |= self._config_roles(p)
-            elif p.name in ROLE_OF:
+            elif p.name in ROLE_OF and self._is_asked(p):
                 found.add(ROLE_OF[p.name])
         return found
+
+    def _is_asked(self, p: inspect.Parameter) -> bool:
+        """Whether an argument is given by its role: a window only where there is one unasked, counted in keys."""
+        if ROLE_OF[p.name] != "window":
+            return True
+        number = isinstance(p.default, int) and not isinstance(p.default, bool) and p.default > 0
+        return (number or p.default is p.empty) and not self._of_planes
+
+    @property
+    def _of_planes(self) -> bool:
+        """Whether its window is one of a plane, with a table of relative positions."""
+        try:
+            return "relative_position" in inspect.getsource(self.make)
+        except (OSError, TypeError):
+            return False
 
     def _config_roles(self, p: inspect.Parameter) -> set[str]:
         kind = self._config_class(p)
         if kind is not None:
-            return {ROLE_OF[name] for name in _fields(kind) if name in ROLE_OF} - {"bias"}
+            return {ROLE_OF[name] for name in _fields(kind) if name in ROLE_OF} - {"bias", "window"}
         asked: dict[str, str] = {}  # what the constructor asks a config for
         sizes = Sizes(causal=False)
         with contextlib.suppress(TargetError):
@@ -211,7 +228,7 @@ class Constructor:
                 values[p.name] = substituted(self.declared[p.name], sizes.words)
             elif p.name in CONFIGS and (required or _is_built(self.declared.get(p.name)) or self._config_class(p)):
                 values[p.name] = self._config(p, sizes, asked)
-            elif p.name in ROLE_OF:
+            elif p.name in ROLE_OF and self._is_asked(p):
                 role = ROLE_OF[p.name]
                 if role == "bias" and not required:
                     continue
@@ -274,7 +291,7 @@ class Constructor:
         values = dict(given)
         for name in _fields(kind):
             role = ROLE_OF.get(name, "")
-            if role and role not in ("bias", "layer", "out", "kv_hidden") and name not in values:
+            if role and role not in UNASKED and name not in values:
                 if role == "causal" and sizes.causal is None:
                     continue
                 values[name] = sizes.of(role)

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from attn_spec.adapters.function import flat
 from attn_spec.adapters.modules import fused
+from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.forward import Forward, read
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
+from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
 from attn_spec.law import Unsupported, Violation
 
@@ -70,6 +72,8 @@ class ModuleFunction(Building):
 
     multihead = False  # whether it is torch's own nn.MultiheadAttention
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
+    resets = ""  # the method that empties it, where each call goes on from the one before
+    biased = False  # whether it adds a bias by position of its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = kwargs.pop("attn_spec_request", "core")
@@ -89,6 +93,8 @@ class ModuleFunction(Building):
     def core(self, q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]) -> Any:
         """Attention on q, k, v as the module does it between its projections: output [B, H, S, Dv], and what else it
         returns; in training mode where a dropout is asked for."""
+        if self.biased:
+            raise Unsupported(WHY)
         causal, dropout = self._causal(named), named.pop("dropout", None)
         h, q_len, d = q.shape[1:]
         if q_len != k.shape[2] and not self.takes_context:
@@ -203,6 +209,8 @@ class ModuleFunction(Building):
         if self.forward.roles.get("weights") == "need_weights":
             given.setdefault("need_weights", False)
         try:
+            if self.resets:
+                getattr(module, self.resets)()
             return module(**inputs, **given)
         except (Unsupported, Violation, NotInjected):
             raise
@@ -322,6 +330,8 @@ class ModuleFunction(Building):
         try:
             with torch.enable_grad():
                 out = self.whole(x, context, sizes=sizes, **named)[0]
+                if not out.requires_grad and keeps_inside(self):
+                    raise Unsupported("it writes to its own cache and gives no gradient: it is for inference alone")
                 g = torch.Generator().manual_seed(11)
                 cotangent = torch.randn(out.shape, generator=g).to(out.dtype)
                 wanted = list(named_weights.values())

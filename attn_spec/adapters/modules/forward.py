@@ -44,6 +44,8 @@ MORE = {  # further names of forward, beside those of functions
     "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
 }
 STARTS = ("start_pos", "start_position", "past_length", "pos_offset", "offset")  # the position of the first token
+POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
+BATCHED = ("position_ids",)  # LongTensor [1, S]
 NOTHING = (  # arguments that are left out, or None, when nothing is asked of them
     *(
         "past_key_value",
@@ -52,10 +54,10 @@ NOTHING = (  # arguments that are left out, or None, when nothing is asked of th
         "kv_cache",
         "cache",
         "use_cache",
-        "cache_position",
         "start_pos",
     ),
-    *("position_ids", "head_mask", "input_pos", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
+    *(*POSITIONS, *BATCHED),
+    *("head_mask", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
 )
 
 
@@ -143,7 +145,9 @@ class Forward:
             else:
                 values[name] = (cos, sin)
         for name in self.required:
-            if name in NOTHING:
+            if name in (*POSITIONS, *BATCHED):
+                values[name] = known["positions"] if name in BATCHED else known["positions"][0]
+            elif name in NOTHING:
                 values[name] = 0 if name in STARTS else None
         for name, value in self.fixed.items():
             values[name] = _word(value, known)

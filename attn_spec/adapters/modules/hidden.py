@@ -72,6 +72,11 @@ class HiddenCall:
         return self.adapter.module
 
     @property
+    def biased(self) -> bool:
+        """Whether the module adds a bias by position of its own, of which nothing is known."""
+        return bool(self._module.biased)
+
+    @property
     def has_output_projection(self) -> bool:
         return bool(self._module.projections.of("o"))
 
@@ -145,7 +150,7 @@ class HiddenCall:
     @property
     def documents_three_axes(self) -> bool:
         """Whether the source of the module says that its mask may be [B, S, S]."""
-        from attn_spec.adapters.modules.adapter import source_of
+        from attn_spec.adapters.modules.expected import source_of
 
         axes = r"[\[(]\s*(?:B|N|b|n|batch\w*|bsz)\s*,\s*([A-Za-z])\w*\s*,\s*\1\w*\s*[\])]"  # [B, S, S], [B, Sq, Sk]
         return any("mask" in line and re.search(axes, line) for line in source_of(self._module.module).splitlines())

@@ -5,6 +5,7 @@ returned   keys and values that come back beside the output and are given to the
 inside     kept by the module itself once `use_cache=True` is said, until a method empties it
 built      a submodule that `build_kv_cache` makes, written to at `input_pos`
 positions  buffers of the module that are written to at `start_pos` or `input_pos`, whatever is asked
+always     kept by the module itself at every call, whatever is asked, until a method empties it
 
 Which one it is, is read off names; `cache:` in attn.yaml says what they can't.
 """
@@ -16,7 +17,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.modules.construct import Sizes, substituted
-from attn_spec.adapters.modules.forward import MORE, STARTS
+from attn_spec.adapters.modules.forward import BATCHED, MORE, POSITIONS, STARTS
 from attn_spec.conventions import ROLES, Finding
 from attn_spec.law import Unsupported, Violation
 
@@ -36,10 +37,9 @@ PARAMETERS = (
     *("key_value_cache", "past_kvs", "prev_kv", "past_states", "layer_cache"),
 )
 SWITCHES = ("use_cache",)
-POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
-BATCHED = ("position_ids",)  # LongTensor [1, S]
-RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache")
+RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache", "reset")
 BUFFERS = ("cache_k", "k_cache", "key_cache", "kv_cache", "cache_kv", "cache", "cached_keys", "cached_k")
+SHORT = 2  # keys of a window of the module's own, in sessions: prompts are longer
 MASKS = (*ROLES["mask"], *MORE["mask"])
 
 
@@ -67,7 +67,7 @@ def protocol_of(f: ModuleFunction) -> Protocol | None:
     module, names = f.module, list(inspect.signature(f.module.forward).parameters)
     told = dict(f.declared.get("cache") or {})
     switches = tuple(name for name in SWITCHES if name in names)
-    reset = str(told.get("reset") or next((name for name in RESETS if callable(getattr(module, name, None))), ""))
+    reset = reset_of(f)
     mask = next((name for name in MASKS if name in names), "")
     parameter = str(told.get("parameter") or next((name for name in PARAMETERS if name in names), ""))
     made_of, kept = str(told.get("class") or ""), any(hasattr(module, name) for name in BUFFERS)
@@ -84,9 +84,28 @@ def protocol_of(f: ModuleFunction) -> Protocol | None:
         kind = "inside"
     elif kept and any(name in names for name in (*STARTS, *POSITIONS)):
         kind = "positions"
+    elif f.resets:
+        kind = "always"
     else:
         return None
     return Protocol(kind, parameter, switches, reset, made_of, told.get("arguments"), mask, declared=bool(told))
+
+
+def reset_of(f: ModuleFunction) -> str:
+    """The method that empties the cache of a module; "" where there is none."""
+    told = (f.declared.get("cache") or {}).get("reset")
+    return str(told or next((name for name in RESETS if callable(getattr(f.module, name, None))), ""))
+
+
+def has_switch(f: ModuleFunction) -> bool:
+    """Whether an argument of forward says that a cache is used, or where."""
+    return bool({*SWITCHES, *PARAMETERS, *STARTS, *POSITIONS} & set(inspect.signature(f.module.forward).parameters))
+
+
+def keeps_inside(f: ModuleFunction) -> bool:
+    """Whether calls write to a cache in the module whatever is asked: it is for one sequence at a time."""
+    found = protocol_of(f)
+    return found is not None and found.kind in ("always", "positions")
 
 
 def names_of(f: ModuleFunction) -> set[str]:
@@ -142,14 +161,19 @@ class Session:
     """
 
     def __init__(self, f: ModuleFunction, protocol: Protocol, sizes: Sizes, x: Tensor, capacity: int) -> None:
+        self.behind = protocol.kind == "object" and not protocol.made_of and "layer" in f.roles  # another layer
+        sizes = replace(sizes, layer=1) if self.behind else sizes
         self.f, self.protocol, self.sizes, self.capacity = f, protocol, sizes, capacity
         self.module = copy.deepcopy(f.built(sizes, x.dtype))
         self.names = list(inspect.signature(self.module.forward).parameters)
         self.batch, self.dtype, self.begun = len(x), x.dtype, False
         self.cache: Any = None
+        self.context: Tensor | None = None  # of which the keys are made, where they are not the module's own sequence
 
     def uncached(self, x: Tensor, named: Mapping[str, Any]) -> Tensor:
         """The output [B, S, width] of one call without a cache."""
+        if self.protocol.kind == "always":
+            self._begin(len(x))
         return self._output(self._call(x, named, 0, x.shape[1], {}))
 
     def decode(self, x: Tensor, cuts: Sequence[int], named: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -162,7 +186,8 @@ class Session:
         outputs = []
         for start, stop, more in zip(cuts, cuts[1:], named, strict=False):
             try:
-                returned = self._call(x[:, start:stop].contiguous(), more, start, stop, self._cache_arguments())
+                cache = self._cache_arguments(len(x), stop - start)
+                returned = self._call(x[:, start:stop].contiguous(), more, start, stop, cache)
             except (Unsupported, Violation):
                 raise
             except Exception as error:
@@ -182,7 +207,7 @@ class Session:
             self.cache = None
         elif kind == "built":
             self.module.kv_cache = self.module.build_kv_cache(batch, self.capacity, dtype=self.dtype)  # type: ignore[operator]
-        if self.protocol.reset and not first:
+        if self.protocol.reset and (not first or kind == "always"):
             getattr(self.module, self.protocol.reset)()
 
     def _made(self, batch: int) -> Any:
@@ -196,8 +221,12 @@ class Session:
         words = {**self.sizes.words, "batch": batch, "capacity": self.capacity}
         return kind(**substituted(self.protocol.arguments or {}, words))
 
-    def _cache_arguments(self) -> dict[str, Any]:
+    def _cache_arguments(self, batch: int, new: int) -> dict[str, Any]:
         given: dict[str, Any] = dict.fromkeys(self.protocol.switches, True)
+        if self.behind:
+            s = self.sizes
+            k, v = (torch.full((batch, s.kv_heads, new, d), 3.0, dtype=self.dtype) for d in (s.head_dim, s.v_dim))
+            self.cache.update(k, v, 0)  # the layer before has run already
         if self.protocol.parameter:
             given[self.protocol.parameter] = self.cache
         return given
@@ -207,6 +236,8 @@ class Session:
         f, forward = self.f, self.f.forward
         laid = x.transpose(0, 1).contiguous() if f.input == "SBD" else x
         inputs = dict.fromkeys(forward.inputs, laid)
+        if self.context is not None:
+            inputs[forward.context] = self.context.transpose(0, 1) if f.input == "SBD" else self.context
         table = stop if any(name in self.names for name in STARTS) else 0
         whole = max(table, self.capacity) if table else 0
         given = forward.extras(x, stop - start, self.sizes.head_dim, self.sizes.words, start=start, table=whole)
@@ -271,17 +302,20 @@ class Session:
 def decode(f: ModuleFunction, plan: Sequence[Mapping[str, Any]], *, sizes: Sizes, capacity: int) -> list[Tensor]:
     """Calls and sequences, one after the other, with one copy of a module; their outputs [B, S, width].
 
-    plan: each with `x` [B, S, width] and `named`; a sequence also with `cuts`, and then `named` for each part.
+    plan: each with `x` [B, S, width] and `named`; a sequence also with `cuts`, and then `named` for each part; where
+    keys are made from a context also that, `context` [B, Sk, width].
     A procedure of `Implementation.perform`. Raises Unsupported where the module keeps no cache.
     """
     protocol = protocol_of(f)
     if protocol is None:
         raise Unsupported("it takes no cache")
     session = Session(f, protocol, sizes, plan[0]["x"], capacity)
+    outputs = []
     with torch.no_grad():
-        return [
-            session.decode(item["x"], item["cuts"], item["named"])
-            if "cuts" in item
-            else session.uncached(item["x"], item["named"])
-            for item in plan
-        ]
+        for item in plan:
+            session.context = item.get("context")
+            if "cuts" in item:
+                outputs.append(session.decode(item["x"], item["cuts"], item["named"]))
+            else:
+                outputs.append(session.uncached(item["x"], item["named"]))
+    return outputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, fused
+from attn_spec.adapters.modules import between, bias, fused, sessions
 from attn_spec.adapters.modules.inject import NotInjected
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Finding
@@ -22,10 +22,14 @@ BATCH, LENGTH = 3, 5
 
 
 def settle(f: ModuleFunction) -> None:
-    """Find out, in this order: the layout of the input, whether it takes a context, the order of the channels."""
+    """Find out, in this order: what a call can't do without, the layout of the input, the order of the channels."""
     _note(f, "module", _kind(f), "assumed", _how_built(f))
     f.multihead = isinstance(f.module, nn.MultiheadAttention)
     f.by_mask = not f.multihead and _by_mask(f)
+    if "window" in f.roles:
+        _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
+    _resets(f)
+    _needs_context(f)
     _input(f)
     _check_whole(f)
     how = "declared" if f.declared.get("projections") else "assumed"
@@ -37,6 +41,9 @@ def settle(f: ModuleFunction) -> None:
             what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
             _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
     _context(f)
+    f.biased = f.projections.whole and bias.is_own(f)
+    if f.biased:
+        _note(f, "bias", "by position", "measured", "weights under q = 0 go by distance: its core is not judged")
 
 
 def _note(f: ModuleFunction, name: str, value: str, how: Any, evidence: str) -> None:
@@ -77,6 +84,49 @@ def _by_mask(f: ModuleFunction) -> bool:
     if "mask" not in f.forward.roles or "causal" in f.forward.roles:
         return False
     return any(owner.__module__.startswith("transformers.") for owner in type(f.module).__mro__)
+
+
+# what a call can't do without -----------------------------------------------------------------------------------------
+
+
+def _resets(f: ModuleFunction) -> None:
+    """Find out whether every call goes on from the one before, until a method of its own empties the module."""
+    name = sessions.reset_of(f)
+    if not name or sessions.has_switch(f):
+        return
+    module = f.built(f.sizes, torch.float32)
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
+    try:
+        outs = []
+        for emptied in (True, False, True):
+            if emptied:
+                getattr(module, name)()
+            outs.append(run_whole(f, x))
+    except Exception:  # a module that runs on none of these: others find out why
+        f.forget()
+        return
+    if torch.equal(outs[0], outs[2]) and not torch.equal(outs[0], outs[1]):
+        f.resets = name
+        _note(f, "state", f"{name}()", "measured", "a second call goes on from the first: called before each")
+    f.forget()
+
+
+def _needs_context(f: ModuleFunction) -> None:
+    """Find out whether a call without a context, whose default is None, raises where one with it does not."""
+    if not f.forward.context or f.forward.context_required:
+        return
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
+    given = f.forward
+    for required in (False, True):
+        f.forward = replace(given, context_required=required)
+        try:
+            run_whole(f, x)
+        except Exception:  # of the user's own
+            continue
+        if required:
+            _note(f, "context", "required", "measured", f"without {given.context} it raises")
+        return
+    f.forward = given
 
 
 # the layout of the input ---------------------------------------------------------------------------------------------

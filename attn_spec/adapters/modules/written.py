@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attn_spec.adapters.implementation import import_source
 from attn_spec.adapters.modules.construct import (
     ROLE_OF,
+    UNASKED,
     Constructor,
     Sizes,
     _fields,
@@ -158,7 +159,7 @@ class Making:
         fields = {name: value for name, value in given.items() if name != "class"}
         for name in _fields(kind):
             role = ROLE_OF.get(name, "")
-            if role and role not in ("bias", "layer", "out", "kv_hidden") and name not in fields:
+            if role and role not in UNASKED and name not in fields:
                 if role == "causal" and self.sizes.causal is None:
                     continue
                 fields[name] = getattr(config, name)

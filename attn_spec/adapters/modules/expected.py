@@ -1,0 +1,138 @@
+"""What a module is expected to do before it is run: the conventions that its names, its source and its buffers tell."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_spec.adapters.modules import sessions
+from attn_spec.adapters.modules.construct import ROLE_OF
+from attn_spec.conventions import Finding
+
+if TYPE_CHECKING:
+    from attn_spec.adapters.modules.core import ModuleFunction
+
+BY_LENGTH = ("context_length", "block_size", "context_size", "n_ctx", "ctx_len")  # constructor names that imply causal
+TRIANGLE = r"\b(tril|triu)\s*\(|is_causal\s*=\s*True|causal\s*=\s*True"
+# positions of keys beside those of queries, of which one has an axis more: `j <= i[:, None]`
+COMPARED = r"\w+ (?:<=?|>=?) (?!len|size)\w+(?:\[0\])?\[(?::|\.\.\.), None\]"
+
+
+def expectations(f: ModuleFunction) -> dict[str, Finding]:
+    """The conventions that a module's names and buffers stand for."""
+    found = {"layout": Finding("BHSD", "assumed", "between its projections")}
+    found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
+    names = set(f.forward.roles.values())
+    if f.multihead or {"key_padding_mask", "need_weights"} <= names:
+        why = "nn.MultiheadAttention's names: True = hidden"
+        found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
+    built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
+    if built_causal and "causal" not in f.forward.roles and not f.by_mask:
+        found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
+        return found
+    if "causal" in f.forward.roles or f.causal_by:
+        how = {"constructor": "the constructor's flag", "mask": "the triangle goes in with the mask"}.get(f.causal_by)
+        found["causal"] = Finding("flag", "assumed", how or f"parameter {f.forward.roles.get('causal')}")
+        return found
+    why = _why_causal(f)
+    if why:
+        found["causal"] = Finding("always", "assumed", why)
+    else:
+        found["causal"] = Finding(
+            "never", "assumed", "treated as bidirectional: no flag, no triangle, no name says causal"
+        )
+    return found
+
+
+def _why_causal(f: ModuleFunction) -> str:
+    """Why a module is expected to be causal; "" where nothing says so.
+
+    A mask parameter leaves causality to the caller, but where the module keeps a cache of its own sequence and hides
+    the future itself.
+    """
+    names = [type(f.module).__name__, f.__name__]
+    told = next((n for n in names if re.search(r"causal|decoder", n, re.IGNORECASE) and "non" not in n.lower()), "")
+    if told and not re.search(r"cross|encoder", told, re.IGNORECASE) and not f.takes_context:
+        return f"the name {told} says so"
+    masked = bool(f.forward.roles.get("mask"))
+    keeps = not f.takes_context and sessions.protocol_of(f) is not None
+    if keeps or not masked:
+        code = code_of(f.module)
+        found = re.search(TRIANGLE, code) or (re.search(COMPARED, code) if keeps else None)
+        if found:
+            return f"its source says {found.group(0).strip('( ')}"
+    if keeps and not masked:
+        return "it keeps a cache and takes no mask"
+    for name, buffer in f.module.named_buffers():
+        if _is_triangle(buffer):
+            return f"the buffer {name} is triangular"
+    if f.constructor is not None and not masked:
+        by_length = [p.name for p in f.constructor.parameters() if p.name in BY_LENGTH]
+        if by_length:
+            return f"the constructor takes {by_length[0]}"
+    return ""
+
+
+def code_of(module: nn.Module) -> str:
+    """The code of a module's forward, of the methods that it calls, inherited ones too, and of functions beside them.
+
+    Without comments, docstrings and defaults. Methods of torch and transformers are left out. "": none can be read.
+    """
+    owners = [k for k in type(module).__mro__ if k.__module__.partition(".")[0] not in ("torch", "transformers")]
+    parts: list[str] = []
+    called: dict[str, Any] = {}
+    wanted, seen = [("forward", False)], set[Any]()
+    while wanted:
+        name, above = wanted.pop()
+        found = [vars(owner)[name] for owner in owners if name in vars(owner)]
+        for method in found if above else found[:1]:
+            function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else method
+            if not inspect.isfunction(function) or function in seen:
+                continue
+            seen.add(function)
+            parts.append(_bare(function))
+            wanted += [(n, bool(of)) for of, n in re.findall(r"(?:self|(super)\(\))\.(\w+)\(", parts[-1])]
+            known = {n: function.__globals__.get(n) for n in re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", parts[-1])}
+            called |= {n: f for n, f in known.items() if inspect.isfunction(f) and f.__module__ == function.__module__}
+    return "\n".join([*parts, *(_bare(function) for function in called.values())])
+
+
+def _bare(function: Any) -> str:
+    """The body of a function without comments and docstring; "" where its source can't be read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.args = ast.arguments([], [], None, [], [], None, [])
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def source_of(module: nn.Module, of: str = "") -> str:
+    """The source of a module's class, or of one of its methods; "" where it can't be read."""
+    kind = type(module)
+    try:
+        return inspect.getsource(getattr(kind, of) if of else kind)
+    except (OSError, TypeError):  # a class that was renamed can't be found by its name
+        return "" if of else f"{kind.__doc__ or ''}\n{source_of(module, of='forward')}"
+
+
+def _is_triangle(buffer: Tensor) -> bool:
+    if buffer.dim() < 2 or buffer.shape[-1] < 3 or buffer.shape[-1] != buffer.shape[-2]:
+        return False
+    x = buffer.reshape(-1, *buffer.shape[-2:])[0].double()
+    ones = torch.ones_like(x)
+    for diagonal in (0, 1, -1):  # one that is shifted is meant as one too
+        above, below = x[ones.triu(1 + diagonal) == 1], x[ones.triu(1 + diagonal) == 0]
+        if bool((above == above[0]).all() and (below == below[0]).all() and above[0] != below[0]):
+            return True
+    return False
