@@ -51,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return USAGE_ERROR
     if options.command in ("trace", "heatmap"):
-        from attn_spec.trace import command as trace_command
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            from attn_spec.trace import command as trace_command
 
         return trace_command.run(options) if options.command == "trace" else trace_command.run_heatmap(options)
     try:
