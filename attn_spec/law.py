@@ -117,8 +117,13 @@ def law(
     """Register a function as the law of a code; raises ValueError where the code or the name is taken."""
 
     def register(function: Callable[[Implementation, Problem], None]) -> Law:
-        if code in LAWS or any(other.name == name for other in LAWS.values()):
-            raise ValueError(f"law: {code} {name} is taken")
+        own = function.__module__, function.__qualname__  # a module may be imported anew
+        for other in LAWS.values():
+            if (other.code == code or other.name == name) and own != (
+                other.function.__module__,
+                getattr(other.function, "__qualname__", ""),
+            ):
+                raise ValueError(f"law: {code} {name} is taken")
         LAWS[code] = Law(code, name, title, function, advisory, of_modules)
         return LAWS[code]
 

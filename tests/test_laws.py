@@ -11,7 +11,7 @@ from torch import Tensor
 from attn_spec import check_attention
 from attn_spec.adapters.adapt import adapt
 from attn_spec.engine import Policy, Subject
-from attn_spec.law import LAWS
+from attn_spec.law import LAWS, law
 from attn_spec.reference.fused.tiled import tiled
 from attn_spec.suites import all_tests
 
@@ -166,3 +166,13 @@ def test_a_registered_operator_is_checked_for_its_registration(name: str, outcom
     by_code = {result.code: result for result in report.results if result.outcome != "unsupported"}
     assert by_code["ATN1209"].outcome == outcome, by_code["ATN1209"].message
     assert by_code["ATN103"].outcome == "passed"
+
+
+def test_a_code_is_taken_once_but_a_module_may_be_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict(LAWS)
+    monkeypatch.setattr("attn_spec.law.LAWS", known)
+    first = known["ATN301"]
+    again = law(first.code, first.name, first.title)(first.function)
+    assert known["ATN301"] is again
+    with pytest.raises(ValueError, match="ATN301 default-scale is taken"):
+        law("ATN301", "default-scale", "Another")(lambda implementation, problem: None)

@@ -45,6 +45,11 @@ class BehaviourFault:
     told_by: str = field(default="", repr=False)
     equivalent: str = ""
 
+    @property
+    def module(self) -> str:
+        """The module that enters it."""
+        return str(next(iter(self.blocks.values())).__module__)
+
     @cached_property
     def diff(self) -> str:
         """What to mend, from the fault to the right block."""
@@ -74,7 +79,8 @@ def catalogue(theme: str, right: Mapping[str, Callable[..., Any]]) -> Callable[.
 
         def register(function: Block) -> Block:
             name = function.__name__.replace("_", "-")
-            if name in BEHAVIOUR_FAULTS:
+            taken = BEHAVIOUR_FAULTS.get(name)
+            if taken is not None and taken.module != function.__module__:  # a module may be imported anew
                 raise ValueError(f"fault: {name} is taken")
             BEHAVIOUR_FAULTS[name] = BehaviourFault(
                 name, title, {block: function}, right, theme, sources, advice, told_by, equivalent

@@ -10,7 +10,7 @@ from attn_spec.faults.behaviour import BehaviourFault
 
 def plants(fault: BehaviourFault) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Functions and modules with this fault, and what is to be declared of each; it shows in one of them or more."""
-    for make in PLANTED[next(iter(fault.blocks.values())).__module__.rpartition(".")[2]]:
+    for make in PLANTED[fault.module.rpartition(".")[2]]:
         yield from make(fault)
 
 
