@@ -172,10 +172,7 @@ def _deliberate(error: Refused) -> bool:
 
 def as_asked(implementation: Implementation, problem: Problem) -> Problem:
     """The problem as the implementation understands it: of sizes it can have, causal where it always is."""
-    problem = implementation.fit(problem)
-    if implementation.conventions.causal.value == "always" and problem.causal is None:
-        return problem.replace(mask=(*problem.mask, Causal()))
-    return problem
+    return implementation.as_asked(problem)
 
 
 class Subject:

@@ -17,6 +17,7 @@ from attn_spec.adapters.parcels import moved
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Conventions, Finding
 from attn_spec.law import Refused, Unsupported, Violation
+from attn_spec.masks import Causal
 from attn_spec.problem import TENSORS, Arguments, Problem
 from attn_spec.tolerance import Precision, candidates
 
@@ -169,6 +170,13 @@ class Implementation:
         fit = getattr(self.adapter, "fit", None)
         fitted: Problem = problem if fit is None else fit(problem)
         return fitted
+
+    def as_asked(self, problem: Problem) -> Problem:
+        """The problem as it is understood here: of sizes that it can have, causal where it always is."""
+        problem = self.fit(problem)
+        if self.conventions.causal.value == "always" and problem.causal is None:
+            return problem.replace(mask=(*problem.mask, Causal()))
+        return problem
 
     def output(self, arguments: Arguments) -> Tensor:
         return self(arguments).output

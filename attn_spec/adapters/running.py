@@ -86,12 +86,9 @@ def call_of(function: Callable[..., Any], question: Question) -> Call:
     of: Any = function
     x, sizes = question["x"], question["sizes"]
     module: nn.Module = of.built(sizes, x.dtype)
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    handle = module.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
-    try:
-        of.whole(x, question["context"], sizes=sizes, **question["named"])
-    finally:
-        handle.remove()
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = of.forwarded(
+        x, question["context"], sizes=sizes, **question["named"]
+    )
     if len(seen) != 1:
         raise Unsupported("it runs sample by sample")
     return Call(module, *seen[0], lambda returned: of.tensors(returned)[0])

@@ -213,15 +213,10 @@ class ModuleSets:
 
     def _passed(self, call: HiddenCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What forward is called with."""
-        caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        module = self.function.built(call.sizes, call.x.dtype)
-        hook = module.register_forward_pre_hook(lambda _, args, kwargs: caught.append((args, kwargs)), with_kwargs=True)
-        try:
-            named = {**call.named, "sizes": call.sizes}
-            self.implementation.shielded(self.function.whole, call.x, call.context, **named)
-        finally:
-            hook.remove()
-        return caught[0]
+        named = {**call.named, "sizes": call.sizes}
+        seen = self.implementation.shielded(self.function.forwarded, call.x, call.context, **named)
+        passed: tuple[tuple[Any, ...], dict[str, Any]] = seen[0]
+        return passed
 
     def _around(self, adapter: FunctionAdapter, asked: Problem, call: HiddenCall, other: HiddenCall) -> Prepared:
         device, dtype = self.implementation.device, call.x.dtype

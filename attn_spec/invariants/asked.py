@@ -15,7 +15,6 @@ from attn_spec.adapters.modules.hidden import hidden_call
 from attn_spec.invariants.comparison import answer_to, arguments_for, same
 from attn_spec.invariants.differentiation import precision_of, right_for
 from attn_spec.law import Unsupported, Violation
-from attn_spec.masks import Causal
 from attn_spec.problem import Arguments, Problem
 from attn_spec.tolerance import Worst, roundoff
 
@@ -98,7 +97,7 @@ def ask(
     projections.  arguments: in place of those that the problem makes.
     Raises Unsupported where it can't be asked so.
     """
-    problem = as_taken(implementation, problem)
+    problem = implementation.as_asked(problem)
     arguments = arguments_for(implementation, problem) if arguments is None else arguments
     if implementation.is_module and not core:
         hidden = hidden_call(implementation, problem)
@@ -120,11 +119,3 @@ def ask(
     with torch.enable_grad():
         args, kwargs = adapter.call_arguments(arguments)
     return Asked(implementation, problem, arguments, {"args": args, "kwargs": kwargs}, False)
-
-
-def as_taken(implementation: Implementation, problem: Problem) -> Problem:
-    """The problem with the sizes that a module can have, and causal where the implementation always is."""
-    problem = implementation.fit(problem)
-    if implementation.conventions.causal.value == "always" and problem.causal is None:
-        return problem.replace(mask=(*problem.mask, Causal()))
-    return problem

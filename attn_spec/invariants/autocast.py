@@ -11,7 +11,7 @@ from attn_spec.adapters import running
 from attn_spec.adapters.function import into_layout
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.backward import Cotangents
-from attn_spec.invariants.asked import Asked, as_taken, ask
+from attn_spec.invariants.asked import Asked, ask
 from attn_spec.invariants.comparison import answer_to, arguments_for, needs_plain, output, require_within
 from attn_spec.invariants.differentiation import cotangents_for
 from attn_spec.law import Advisory, Unsupported, Violation, law
@@ -30,7 +30,7 @@ def autocast(implementation: Implementation, problem: Problem) -> None:
     Example: `masked_fill(mask, -1e10)`, which float16 can't hold; a float32 mask beside queries that were cast.
     """
     needs_plain(implementation)
-    problem = as_taken(implementation, problem)
+    problem = implementation.as_asked(problem)
     right = answer_to(implementation, problem)
     if not right.compare(output(implementation, arguments_for(implementation, problem))).holds:
         raise Unsupported("its answer without autocast is wrong already")
@@ -72,7 +72,7 @@ def _autocast_raised(
         raise Unsupported(message)
     merge = "autocast-raises"
     if problem.mask:
-        plain = as_taken(implementation, problem.replace(mask=(), delivery=Delivery()))
+        plain = implementation.as_asked(problem.replace(mask=(), delivery=Delivery()))
         arguments = _representable(arguments_for(implementation, plain), DTYPES[dtype])
         if "raised" not in _autocast(implementation, plain, dtype, arguments)[1]:
             merge = "autocast-mask-dtype" if problem.delivery.form == "additive" else f"autocast-fill-{dtype}"

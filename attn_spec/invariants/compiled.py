@@ -15,7 +15,7 @@ from attn_spec.adapters import running
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.interpreter import interpreted
-from attn_spec.invariants.asked import Asked, as_taken, ask
+from attn_spec.invariants.asked import Asked, ask
 from attn_spec.invariants.comparison import arguments_for, output, require_within
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.masks import Bias, Causal, Delivery, Visible
@@ -67,7 +67,7 @@ def _asked(
     found: list[tuple[str, Asked]] = []
     met = set()
     for label, problem in calls:
-        problem = as_taken(implementation, problem)
+        problem = implementation.as_asked(problem)
         if label != "again" and (problem, label == "gradient") in met:
             continue
         met.add((problem, label == "gradient"))

@@ -302,6 +302,19 @@ class ModuleFunction(Building):
             handle.remove()
         return returned[0]
 
+    def forwarded(
+        self, x: Tensor, context: Tensor | None = None, *, sizes: Sizes, **named: Any
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """What forward is called with on hidden states: arguments and keywords, once for each call of it."""
+        seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        module = self.built(sizes, x.dtype)
+        hook = module.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+        try:
+            self.whole(x, context, sizes=sizes, **named)
+        finally:
+            hook.remove()
+        return seen
+
     def _whole(
         self, module: nn.Module, sizes: Sizes, x: Tensor, context: Tensor | None, named: dict[str, Any]
     ) -> list[Tensor]:
