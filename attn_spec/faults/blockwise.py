@@ -171,14 +171,37 @@ def _weights_in(dtype: torch.dtype) -> Block:
     return normalise
 
 
+def _inputs_in(half: torch.dtype) -> Block:
+    def arrange(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q.to(half).to(q.dtype), k.to(half).to(k.dtype), v.to(half).to(v.dtype)
+
+    return arrange
+
+
+def _output_in(half: torch.dtype) -> Block:
+    def merge(o: Tensor, q: Tensor) -> Tensor:
+        return o.to(half).to(o.dtype)
+
+    return merge
+
+
 ROUNDED = (
     ("softmax-in-{}", "the softmax runs in {}, whatever the dtype of the inputs", _softmax_in),
     ("scores-in-{}", "the scores are rounded to {}, whatever the dtype of the inputs", _scores_in),
     ("weights-in-{}", "the weights are rounded to {}, whatever the dtype of the inputs", _weights_in),
 )
 for _dtype in (torch.bfloat16, torch.float16):
+    _name = str(_dtype).removeprefix("torch.")
     for _id, _title, _made in ROUNDED:
-        _name = str(_dtype).removeprefix("torch.")
         _sources = ("tinygrad/tinygrad#12280", "pytorch/pytorch#128922")
         _advice = "Keep scores and softmax in float32 or in the dtype of the inputs, whichever is wider."
         add(Fault(_id.format(_name), _title.format(_name), {"normalise": _made(_dtype)}, _sources, _advice))
+    add(
+        Fault(
+            f"computed-in-{_name}",
+            f"everything is computed in {_name} and cast back, whatever the dtype of the inputs",
+            {"arrange": _inputs_in(_dtype), "merge": _output_in(_dtype)},
+            ("pytorch/pytorch#128922",),
+            "Compute in the dtype of the inputs, and take a half type from those who ask for one.",
+        )
+    )

@@ -42,6 +42,7 @@ from attn_spec.tolerance import Precision
 
 SLACK = 16.0  # bounds are derived for the right pipeline; those of a faulted one are that much looser in float32 and up
 HALF_SLACK = 2.0  # in half types there is no room for more: half the faults would match
+HALVES = ("bfloat16", "float16")  # the coarser first: its numbers are nearly all numbers of the other
 FILLED = 1e30  # a logit beyond was filled in
 FEWEST = 12  # answers that are waited for, however long each takes: fewer would let too many faults match
 LARGEST = 1 << 19  # logits of the largest problem that is looked at: a changed pipeline runs on all rows at once
@@ -89,6 +90,11 @@ class Case:
     meaning: Meaning
     slack: float
     differs: bool
+
+    def holds_in(self, precision: Precision) -> bool:
+        """Whether the output is right to a precision that is not the implementation's own."""
+        allowed = HALF_SLACK * bound(blocks.run(self.arguments, self.meaning), blocks.RIGHT, precision)
+        return tolerance.worst(self.output, self.right, allowed).holds
 
     def in_own_arithmetic(self) -> Case:
         """The same, but pipelines are run in the dtype of the implementation's scores."""
@@ -194,6 +200,9 @@ def diagnose(
         if not any(case.differs for case in cases) or all(case.given_by(blocks.RIGHT) for case in cases):
             continue
         telling.append(cases)
+        rounded = _rounded(cases)
+        if rounded:
+            return [Diagnosis(rounded, len(cases), len(cases))]
         if all(not case.problem.without_variants for case in cases if case.differs):  # the likelier ones first
             faults = sorted(faults, key=lambda fault: fault.theme != "variants")
         found = _alone(faults, cases, start + budget_s)
@@ -260,6 +269,21 @@ def _answered(arguments: Arguments, meaning: Meaning) -> tuple[Arguments, Trace,
     right = blocks.run(arguments, meaning)
     masked = blocks.run(arguments.replace(causal=False), meaning) if arguments.causal else right
     return arguments, right, (right.logits == -torch.inf).all(-1), (masked.logits == -torch.inf).all(-1)
+
+
+def _rounded(cases: list[Case]) -> Fault | None:
+    """The fault of computing all in a half type: every number of every output is one, and most are near the right ones.
+
+    How a sum of halves is rounded on the way is nobody's to repeat, so this can't be told by running its pipeline.
+    """
+    finite = [case for case in cases if bool(case.output.isfinite().all())]
+    if 2 * len(finite) <= len(cases) or any(case.problem.dtype in HALVES for case in cases):
+        return None
+    for name in HALVES:
+        if all(torch.equal(case.output.to(DTYPES[name]).double(), case.output) for case in finite):
+            near = sum(case.holds_in(Precision(name, name, name, name)) for case in finite)
+            return CATALOGUE[f"computed-in-{name}"] if 2 * near > len(cases) else None
+    return None
 
 
 def _alone(faults: list[Fault], cases: list[Case], deadline: float) -> list[Fault]:

@@ -262,6 +262,17 @@ def last_token_lost(y: Tensor, x: Tensor) -> Tensor:
 
 @fault(
     "finish",
+    "samples and tokens leave as one axis",
+    advice="Return [B, S, width]: `y.view(B, S, -1)`.",
+    sources=("vllm-project/vllm#32274",),
+    told_by="output-shape-flat",
+)
+def tokens_flattened(y: Tensor, x: Tensor) -> Tensor:
+    return y.flatten(0, 1)
+
+
+@fault(
+    "finish",
     "the output is float32 whatever comes in",
     advice="Cast back: `y.to(x.dtype)`.",
     told_by="output-dtype",

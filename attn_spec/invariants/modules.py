@@ -25,11 +25,12 @@ def _run(call: HiddenCall, x: Tensor | None = None, context: Tensor | None = Non
     out = call.run(x, context, **others)[0]
     expected = call.x.shape[:2] if x is None else x.shape[:2]
     if out.dim() != 3 or out.shape[:2] != expected:
+        flat = out.dim() == 2 and len(out) == expected.numel()
         raise Violation(
             f"the output has shape {list(out.shape)}, expected [B, S, width] = {[*expected, 'width']}",
             evidence={"expected": list(expected), "received": list(out.shape)},
             hint="merge the heads as [B, S, H * d]: `o.transpose(1, 2).reshape(B, S, -1)`",
-            merge="output-shape",
+            merge="output-shape-flat" if flat else "output-shape",
         )
     return out.detach()
 

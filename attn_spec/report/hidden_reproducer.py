@@ -178,7 +178,7 @@ class HiddenScript(AnswerScript):
             yield ["run(x)"]
         elif merge == "returns":
             yield ["assert isinstance(run(x), torch.Tensor)"]
-        elif merge == "output-shape":
+        elif merge in ("output-shape", "output-shape-flat"):
             batch, length = self.hidden.x.shape[:2]
             yield [
                 "out = run(x)",

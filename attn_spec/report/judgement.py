@@ -40,9 +40,12 @@ APART = {
 }
 # laws of everything at once and of two answers that should agree, which say least about a cause
 BROAD = ("ATN106", "ATN206", "ATN212", "ATN213", "ATN520", "ATN521", "ATN803", "ATN807")
+# laws of extreme inputs, which say little where plain ones are answered wrongly
+EXTREME = ("ATN304", "ATN306", "ATN512", "ATN518", "ATN802", "ATN804")
 # laws of what is returned beside the output, and of the gradients
 BESIDE = ("ATN741", "ATN742", "ATN743", *(f"ATN{n}" for n in range(901, 914)))
 RETURNED = ("ATN104", "ATN211")  # laws of the weights that are returned beside an output
+AGAIN = ("ATN1204", "ATN1206")  # laws of the same call once more, which say best that a call leaves something behind
 # of the violations apart, the ones from which wrong numbers follow; they come before any diagnosis
 FIRST = ("process-died", "hangs", "sys.exit", "returns", "inputs-modified", "mask-modified", "global-state")
 
@@ -145,6 +148,7 @@ class Judgement:
         out = []
         for places in groups.values():
             plain = [n for n in places if self.results[n].merge == "raises" and self.results[n].code == "ATN103"]
+            plain = plain or [n for n in places if self.results[n].code in AGAIN]
             smallest = min(plain or places, key=lambda n: _size(self.results[n].problem))
             results = [self.results[n] for n in places]
             tried = sum(ran[code] for code in {result.code for result in results})
@@ -172,6 +176,7 @@ class Judgement:
 
                 problems = self.problems_to_diagnose()
                 self.diagnosis = diagnose_beside(self.implementation, problems, budget_s=budget_s)
+            unexplained = 0 if self.diagnosis else sum(map(_about_outputs, failed))
             if self.implementation.is_module and not self.diagnosis:
                 from attn_spec.faults.module_diagnosis import diagnose_module
 
@@ -182,6 +187,8 @@ class Judgement:
                 beside = told(self.results) if self.diagnosis else diagnose_behaviour(self.implementation, self.results)
                 themes = {found.fault.theme for found in self.diagnosis}  # which has told its own faults apart
                 self.diagnosis = [*self.diagnosis, *(found for found in beside if found.fault.theme not in themes)]
+            # what tells of one call in a hundred is not what is wrong with the outputs of all
+            self.diagnosis = [found for found in self.diagnosis if found.reproduces >= unexplained]
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
 
@@ -192,14 +199,17 @@ class Judgement:
         Without a diagnosis, a law that fails more often than not comes before one that fails here and there.
         """
         themes = {found.fault.theme for found in self.diagnosis}
+        plain = not themes and any(result.code == "ATN103" for result in self.with_outcome("failed"))
 
-        def rank(one: Merged) -> tuple[bool, bool, bool, bool, bool, float]:
+        def rank(one: Merged) -> tuple[bool | float, ...]:
             result = one.first
             conventional, specific = result.merge.startswith("convention:"), bool(result.merge or result.hint)
             theme = THEMES.get(int(result.code[3:]) // 100, "")
             often = one.failed if themes else one.failed / max(one.tried, 1)
             broad = not specific and result.code in BROAD
-            return result.merge not in FIRST, theme not in themes, not conventional, not specific, broad, -often
+            extreme = plain and result.code in EXTREME
+            first = result.merge in FIRST or (result.merge == "stateful" and not themes)
+            return not first, theme not in themes, extreme, not conventional, not specific, broad, -often
 
         return min(self.merged(), key=rank, default=None)
 

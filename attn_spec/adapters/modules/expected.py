@@ -54,7 +54,7 @@ def _why_causal(f: ModuleFunction) -> str:
     """Why a module is expected to be causal; "" where nothing says so.
 
     A mask parameter leaves causality to the caller, but where the module keeps a cache of its own sequence and hides
-    the future itself.
+    the future itself, or makes a triangle whatever it was built with.
     """
     names = [type(f.module).__name__, f.__name__]
     told = next((n for n in names if re.search(r"causal|decoder", n, re.IGNORECASE) and "non" not in n.lower()), "")
@@ -62,11 +62,11 @@ def _why_causal(f: ModuleFunction) -> str:
         return f"the name {told} says so"
     masked = bool(f.forward.roles.get("mask"))
     keeps = not f.takes_context and sessions.protocol_of(f) is not None
-    if keeps or not masked:
-        code = code_of(f.module)
-        found = re.search(TRIANGLE, code) or (re.search(COMPARED, code) if keeps else None)
-        if found:
-            return f"its source says {found.group(0).strip('( ')}"
+    code = code_of(f.module)
+    found = re.search(TRIANGLE, code) if keeps or not masked else re.search(TRIANGLE, unconditional(code))
+    found = found or (re.search(COMPARED, code) if keeps else None)
+    if found:
+        return f"its source says {found.group(0).strip('( ')}"
     if keeps and not masked:
         return "it keeps a cache and takes no mask"
     for name, buffer in f.module.named_buffers():
@@ -101,6 +101,26 @@ def code_of(module: nn.Module) -> str:
             known = {n: function.__globals__.get(n) for n in re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", parts[-1])}
             called |= {n: f for n, f in known.items() if inspect.isfunction(f) and f.__module__ == function.__module__}
     return "\n".join([*parts, *(_bare(function) for function in called.values())])
+
+
+def unconditional(code: str) -> str:
+    """The code without what is run only where an attribute of the module says so (`if self.causal: ...`)."""
+    return ast.unparse(_Always().visit(ast.parse(code)))
+
+
+class _Always(ast.NodeTransformer):
+    """Takes out what lies behind a test of an attribute."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        if "self." in ast.unparse(node.test):
+            return [self.visit(one) for one in node.orelse] or ast.Pass()
+        return self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        return self.visit(node.orelse) if "self." in ast.unparse(node.test) else self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        return ast.Constant(None) if "self." in ast.unparse(node) else self.generic_visit(node)
 
 
 def _bare(function: Any) -> str:
