@@ -283,6 +283,9 @@ class Subject:
             elif self._taken_alone(problem, axes) and not _deliberate(error):
                 alone = ", ".join(a for a in axes if a not in ("tile", "head_dim"))
                 why = Violation(f"takes each of {alone} alone and raises on them together: {error}", merge="raises")
+            elif axes == ["gqa"] and self.implementation.promises_groups and not _deliberate(error):
+                groups = f"{problem.heads} heads and {problem.kv_heads} key/value heads"
+                why = Violation(f"raises with {groups}, which its constructor takes: {error}", merge="raises")
             elif demanded:
                 why = Violation(f"refused {', '.join(demanded)}, which `require:` asks for: {error}", merge="required")
             else:

@@ -149,6 +149,11 @@ class Implementation:
         return hasattr(self.adapter, "module")
 
     @property
+    def promises_groups(self) -> bool:
+        """Whether it is a module whose constructor asks how many key/value heads it should have."""
+        return "kv_heads" in getattr(getattr(self.adapter, "module", None), "roles", ())
+
+    @property
     def between(self) -> str:
         """What a module does to q and k on the way to their product: "rotation", "norm", or nothing."""
         return str(getattr(getattr(self.adapter, "module", None), "between", ""))

@@ -32,8 +32,9 @@ def diagnose_module(implementation: Implementation, results: Sequence[CheckResul
     answers = [r for r in results if r.code in ANSWERS]
     wrong = list(dict.fromkeys((r.problem, ANSWERS[r.code]) for r in answers if r.outcome == "failed"))[:MOST]
     right = list(dict.fromkeys((r.problem, ANSWERS[r.code]) for r in answers if r.outcome == "passed"))[:MOST]
-    cases = [case for one in [*wrong, *right] if (case := _case(implementation, *one)) is not None]
-    if wrong and cases:
+    failed, held = ([case for p in found if (case := _case(implementation, *p))] for found in (wrong, right))
+    cases = [*failed, *held]
+    if failed:
         found = [one for one in MODULE_FAULTS.values() if not one.told_by and all(_gives(one, case) for case in cases)]
         if found:
             return [Diagnosis(one, len(cases), len(cases)) for one in found]

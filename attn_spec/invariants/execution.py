@@ -8,7 +8,7 @@ import torch
 
 from attn_spec.adapters.function import FunctionAdapter
 from attn_spec.adapters.implementation import Implementation
-from attn_spec.invariants.comparison import agrees, answer_to, arguments_for, output, require_within, same
+from attn_spec.invariants.comparison import agrees, alike, answer_to, arguments_for, output, require_within, same
 from attn_spec.invariants.drawing import reseeding
 from attn_spec.law import Advisory, Unsupported, Violation, law
 from attn_spec.problem import Problem
@@ -157,8 +157,8 @@ def batch_of_one(implementation: Implementation, problem: Problem) -> None:
         part = mask[b : b + 1] if mask is not None and by_sample else mask
         slopes = arguments.alibi
         slopes = slopes[b : b + 1] if slopes is not None and slopes.dim() == 2 else slopes
-        got = output(implementation, arguments.replace(q=q, k=k, v=v, mask=part, alibi=slopes))
-        worst = same(got, whole[b : b + 1], bound[b : b + 1])
+        alone = arguments.replace(q=q, k=k, v=v, mask=part, alibi=slopes)
+        worst = alike(implementation, output(implementation, alone), whole[b : b + 1], alone, bound[b : b + 1])
         require_within(worst, "output", because=f"sample {b} alone gives another output than in the batch")
 
 

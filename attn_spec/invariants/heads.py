@@ -6,7 +6,7 @@ import torch
 
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import read_heads
-from attn_spec.invariants.comparison import agrees, answer_to, arguments_for, output, require_within, same
+from attn_spec.invariants.comparison import agrees, alike, answer_to, arguments_for, output, require_within, same
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.problem import Problem
 
@@ -63,7 +63,8 @@ def grouped_equals_expanded(implementation: Implementation, problem: Problem) ->
     got = output(implementation, arguments)
     require_within(exact.compare(got), "output")
     because = "k and v repeated for every query head give another output"
-    worst = same(got, output(implementation, arguments.replace(k=k, v=v)), exact.bounds.output)
+    expanded = arguments.replace(k=k, v=v)
+    worst = alike(implementation, output(implementation, expanded), got, expanded, exact.bounds.output)
     require_within(worst, "output", because=because)
 
 

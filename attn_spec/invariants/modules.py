@@ -174,10 +174,10 @@ def context_read(implementation: Implementation, problem: Problem) -> None:
 
 @law("ATN651", "projections-apart", "q, k and v have projections of their own", of_modules=True)
 def projections_apart(implementation: Implementation, problem: Problem) -> None:
-    """W_q, W_k and W_v are three parameters, not one under several names
+    """W_q, W_k and W_v are three parameters, not one under several names; each head has its own part of them
 
-    Why: with q and k the same, q.k is symmetric and every token looks at itself first.
-    Example: `self.W_key = self.W_query`; `nn.Parameter(W)` given twice.
+    Why: with q and k the same, q.k is symmetric and every token looks at itself first; heads that share are one head.
+    Example: `self.W_key = self.W_query`; hidden states cut into heads before one nn.Linear(head_dim, head_dim).
     """
     call = hidden_call(implementation, problem)
     shared = call.shared_projections
@@ -186,6 +186,13 @@ def projections_apart(implementation: Implementation, problem: Problem) -> None:
             f"{' and '.join(shared)} are one and the same parameter",
             hint="give each its own; `nn.Parameter(w.clone())`",
             merge="projections-shared",
+        )
+    if call.shared_by_heads:
+        raise Violation(
+            f"{call.shared_by_heads} takes one head's slice of the hidden states, and all heads share it: no head sees "
+            "the channels of another",
+            hint="project all channels, to all heads at once: nn.Linear(hidden, heads * head_dim)",
+            merge="projections-shared-by-heads",
         )
 
 

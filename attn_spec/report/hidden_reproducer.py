@@ -202,6 +202,10 @@ class HiddenScript(AnswerScript):
         yield ["out = run(x)", "assert out.shape[-1] == x.shape[-1], out.shape"]
 
     def _atn651(self) -> Iterator[Lines]:
+        if self.hidden.shared_by_heads:
+            weight = f"module.get_parameter({self.hidden.shared_by_heads!r})"
+            yield [f"assert {weight}.shape[0] == x.shape[-1], {weight}.shape  # [heads * head_dim, hidden]"]
+            return
         first, second = (f"module.get_parameter({name!r})" for name in self.hidden.shared_projections)
         yield [f'assert {first} is not {second}, "one parameter under two names"']
 

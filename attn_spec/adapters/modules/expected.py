@@ -63,10 +63,11 @@ def _why_causal(f: ModuleFunction) -> str:
     masked = bool(f.forward.roles.get("mask"))
     keeps = not f.takes_context and sessions.protocol_of(f) is not None
     code = code_of(f.module)
-    found = re.search(TRIANGLE, code) if keeps or not masked else re.search(TRIANGLE, unconditional(code))
-    found = found or (re.search(COMPARED, code) if keeps else None)
-    if found:
-        return f"its source says {found.group(0).strip('( ')}"
+    said = code if keeps or not masked else unconditional(code)
+    found = re.search(TRIANGLE, said) or (re.search(COMPARED, code) if keeps else None)
+    compared = found.group(0).strip("( ") if found else positions_compared(said)
+    if compared:
+        return f"its source says {compared}"
     if keeps and not masked:
         return "it keeps a cache and takes no mask"
     for name, buffer in f.module.named_buffers():
@@ -104,23 +105,65 @@ def code_of(module: nn.Module) -> str:
 
 
 def unconditional(code: str) -> str:
-    """The code without what is run only where an attribute of the module says so (`if self.causal: ...`)."""
+    """The code without what is run only where a flag says so: an attribute (`if self.causal:`) or an argument."""
     return ast.unparse(_Always().visit(ast.parse(code)))
 
 
+def _flag(test: ast.expr) -> bool:
+    """Whether a test is more than one of sizes (`length > 1`) or of what is given (`mask is None`)."""
+    if isinstance(test, ast.BoolOp):
+        return any(_flag(one) for one in test.values)
+    return not isinstance(test, ast.Compare) or "self." in ast.unparse(test)
+
+
 class _Always(ast.NodeTransformer):
-    """Takes out what lies behind a test of an attribute."""
+    """Takes out what lies behind a flag."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        if "self." in ast.unparse(node.test):
+        if _flag(node.test):
             return [self.visit(one) for one in node.orelse] or ast.Pass()
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        return self.visit(node.orelse) if "self." in ast.unparse(node.test) else self.generic_visit(node)
+        return self.visit(node.orelse) if _flag(node.test) else self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        return ast.Constant(None) if "self." in ast.unparse(node) else self.generic_visit(node)
+        return ast.Constant(None) if _flag(node) else self.generic_visit(node)
+
+
+def positions_compared(code: str) -> str:
+    """The first comparison of the positions of keys with those of queries, `j <= i[:, None]`; "" where there is none.
+
+    Both sides have to be made by `arange`, so that lengths are none, and no window may be taken off.
+    """
+    tree = ast.parse(code)
+    ranges = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and "arange(" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def position(side: ast.expr) -> bool:
+        if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Add):  # j <= i + (kv_len - q_len)
+            return position(side.left) and isinstance(side.right, ast.BinOp) and isinstance(side.right.op, ast.Sub)
+        if isinstance(side, ast.Subscript):
+            return position(side.value)
+        if isinstance(side, ast.Call):
+            of = side.func.value if isinstance(side.func, ast.Attribute) else None
+            return "arange" in ast.unparse(side.func) or (
+                of is not None and position(of)
+            )  # i.unsqueeze(1), i.view(-1, 1)
+        return isinstance(side, ast.Name) and side.id in ranges
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = node.left, node.comparators[0]
+            ordered = isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+            if ordered and position(left) and position(right):
+                return ast.unparse(node)
+    return ""
 
 
 def _bare(function: Any) -> str:

@@ -111,6 +111,14 @@ class HiddenCall:
         return []
 
     @property
+    def shared_by_heads(self) -> str:
+        """The name of a query projection that takes a slice of the hidden states, one head's, and serves all heads."""
+        sizes = self._module.sizes
+        sliced = [p for p in self._module.projections.of("q") if p.head is None and sizes.heads > 1]
+        width = sizes.hidden // sizes.heads
+        return next((p.name for p in sliced if tuple(p.weight.shape) == (width, width)), "")
+
+    @property
     def always_drops(self) -> bool:
         """Whether an instance has a dropout that was not built to be 0."""
         ps = [m.p for m in self._module.module.modules() if isinstance(m, torch.nn.Dropout)]
