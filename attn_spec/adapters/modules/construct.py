@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "d_in", "emb_dim", "embedding_dim", "model_dim"),
         *("query_dim", "in_features", "dim_in", "in_dim", "d_embed", "embed_size", "hidden_dim", "width", "n_state"),
         *("channels", "in_channels", "d_hidden", "d_emb", "input_dim", "model_size", "dmodel", "q_dim", "C", "d"),
+        *("features", "num_features", "n_features", "feature_dim", "token_dim", "n_units", "units", "query_size"),
     ),
     "heads": (
         *("num_heads", "n_heads", "heads", "n_head", "num_attention_heads", "nhead", "num_q_heads", "n_q_heads"),

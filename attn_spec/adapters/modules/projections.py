@@ -86,6 +86,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     "kv": ("to_kv", "kv", "kv_proj", "wkv", "w_kv", "kv_linear", "linear_kv", "fc_kv", "key_value", "proj_kv", "c_kv"),
 }
 ROLE_OF = {name: role for role, names in NAMES.items() for name in names}
+# words of a name that say that it is a projection, and not of what
+BESIDE = {"proj", "projection", "projector", "linear", "lin", "layer", "w", "weight", "weights", "fc", "to", "map"}
+BESIDE |= {"transform", "dense", "kernel", "matrix", "mat", "net", "mapping", "mlp", "conv", "c", "in"}
+MEANT = {"q": "q", "query": "q", "queries": "q", "k": "k", "key": "k", "keys": "k", "v": "v", "value": "v"}
+MEANT |= {"values": "v", "val": "v", "o": "o", "out": "o", "output": "o", "qkv": "qkv", "kv": "kv"}
 ROWS = ("linears", "linear_layers", "projections", "projs", "layers", "linear")  # of q, k, v and o, by number
 BIASES = {  # a bare parameter that is added to what a projection gives
     "q": ("b_query", "b_q", "bq", "q_bias", "query_bias", "bias_q", "qb", "q_b"),
@@ -192,7 +197,7 @@ def _role(name: str) -> tuple[str, str, int | None]:
         parts = parts[:-1]  # nn.Sequential(linear, dropout)
     if not parts:
         return "", "", None
-    role = ROLE_OF.get(parts[-1].lower(), "")
+    role = _meant(parts[-1])
     if role == "o" and parts[-1] == "dense" and len(parts) > 1 and parts[-2] in ("intermediate", "pooler"):
         role = ""
     if len(parts) > 1 and not role:  # output.dense
@@ -203,11 +208,21 @@ def _role(name: str) -> tuple[str, str, int | None]:
     return role, ".".join(parts[:-1]), None
 
 
+def _meant(word: str, beside: set[str] = BESIDE) -> str:
+    """The role that one word of a name says, by its list or where all its other parts only say that it projects."""
+    if beside is BESIDE and word.lower() in ROLE_OF:
+        return ROLE_OF[word.lower()]
+    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", word)]
+    left = [part for part in parts if part not in beside]
+    return MEANT.get(left[0], "") if len(left) == 1 and len(parts) > 1 else ""
+
+
 def _bias(parameters: Mapping[str, Tensor], name: str, role: str) -> Tensor | None:
     stem = name.removesuffix(".weight")
     if name.endswith(".weight") and f"{stem}.bias" in parameters:
         return parameters[f"{stem}.bias"]
     place, _, own = name.rpartition(".")
+    weight = parameters[name]
     before = f"{place}." if place else ""
     if own == "q_proj_weight":
         return None
@@ -215,6 +230,11 @@ def _bias(parameters: Mapping[str, Tensor], name: str, role: str) -> Tensor | No
         for spelt in (other, other.capitalize(), other[0] + other[1:].upper()):
             if f"{before}{spelt}" in parameters:
                 return parameters[f"{before}{spelt}"]
+    added = {"b", "bias", *BESIDE} - {"w", "weight", "weights"}
+    for near, parameter in parameters.items():  # out_b beside out_w
+        if near.startswith(before) and "." not in (last := near[len(before) :]) and parameter.dim() < weight.dim():
+            if _meant(last, added) == role:
+                return parameter
     return None
 
 
