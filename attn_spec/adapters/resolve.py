@@ -165,7 +165,7 @@ def _lazily(module: ModuleType, name: str, target: str) -> Any:
     """An attribute of a module, which may be imported only now; None where there is none."""
     try:
         return getattr(module, name, None)
-    except ImportError as error:  # whose cause is what was raised inside, where the package says it anew
+    except Exception as error:  # whose cause is what was raised inside, where the package says it anew
         raise TargetError(_raised(target, error.__cause__ or error)) from None
 
 

@@ -117,6 +117,8 @@ class ModuleAdapter(FunctionAdapter):
             arguments = arguments.replace(mask=mask[:, 0].expand(-1, arguments.q.shape[2], -1))
         if arguments.causal and self.module is not None and self.module.by_mask and _holds_the_lowest(mask):
             raise Unsupported("the triangle goes in with the mask, whose lowest number stands for it too")
+        if self.module is not None and self.module.by_mask and _empties_in_float16(arguments):
+            raise Unsupported("float16's lowest number leaves the logits of a row that it hides whole in")
         values = super()._values(arguments)
         if mask is not None and arguments.form != "key-padding" and self.shapes is not None:
             shape = shape_of(mask, arguments.q.shape[1], arguments.q.shape[2])
@@ -143,6 +145,19 @@ def _holds_the_lowest(mask: Tensor | None) -> bool:
     if mask is None or not mask.is_floating_point() or not bool(mask.isfinite().all()):
         return False
     return bool((mask <= torch.finfo(mask.dtype).min).any())
+
+
+def _empties_in_float16(arguments: Arguments) -> bool:
+    """Whether a mask hides all keys of a row of float16 logits: beside its lowest number, -65504, 40 still counts."""
+    mask, (_, _, q_len, kv_len) = arguments.mask, arguments.sizes
+    if mask is None or arguments.q.dtype != torch.float16:
+        return False
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min / 2
+    if arguments.form == "key-padding":
+        seen = seen[:, None, None]
+    if arguments.causal:
+        seen = seen & torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+    return not bool(seen.any(-1).all())
 
 
 def _mark(x: Tensor) -> tuple[float, float]:

@@ -51,8 +51,11 @@ class Building:
         assert self.constructor is not None
         grouped = "kv_heads" in self.roles
         heads = 4 if "heads" in self.roles else self._heads_unasked()
-        wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
         errors: list[TargetError] = []
+        wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
+        if not any(self._builds(self._read(wanted, reading)) for reading in range(len(READINGS))):
+            larger = replace(wanted, head_dim=16, v_dim=8 if "v_dim" in self.roles else 16)  # some want multiples of 8
+            wanted = larger if any(self._builds(self._read(larger, n)) for n in range(len(READINGS))) else wanted
         for reading in range(len(READINGS)):
             sizes = self._read(wanted, reading)
             try:

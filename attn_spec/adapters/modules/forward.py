@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ CONTEXTS = (
         "kv_input",
         "kv_states",
         "key_value_input",
+        "xa",
     ),
 )
 ROTATIONS = ("position_embeddings", "rotary_pos_emb", "rotary_emb", "freqs_cis", "freqs", "rope")
@@ -43,6 +45,7 @@ MORE = {  # further names of forward, beside those of functions
     "key_padding": ("pad_mask", "key_mask", "kv_mask"),
     "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
 }
+ZEROS = ("residual", "alibi")  # what is added: to the output, as hidden states; to the scores, [1, 1, 1]
 STARTS = ("start_pos", "start_position", "past_length", "pos_offset", "offset")  # the position of the first token
 POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
 BATCHED = ("position_ids",)  # LongTensor [1, S]
@@ -88,6 +91,7 @@ class Forward:
 
     inputs: the one of the hidden states, or the three of query, key and value.  context: of what keys are made from, if
     that can be given.  roles: role -> name, of masks, flags and the like.  fixed: what each call gets (`call:`).
+    turned: for how many of a head's channels rotations are given, as a share of them.  empty: what is given as None.
     """
 
     inputs: tuple[str, ...]
@@ -99,6 +103,8 @@ class Forward:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    turned: float = 1.0
+    empty: tuple[str, ...] = ()
 
     @property
     def separate(self) -> bool:
@@ -120,6 +126,7 @@ class Forward:
         start: the position of the first token; then rotations are real ones, by the positions from there on.
         table: rotations are given for this many positions from 0 on, [table, head_dim], not for the tokens alone.
         """
+        head_dim = int(head_dim * self.turned)
         cos, sin = x.new_ones(1, length, head_dim), x.new_zeros(1, length, head_dim)
         turns = torch.ones(length, head_dim // 2, dtype=torch.complex64)
         if start is not None:
@@ -136,7 +143,7 @@ class Forward:
             "identity_rotation": (cos, sin),
             "positions": torch.arange(start or 0, (start or 0) + length)[None],
         }
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict.fromkeys(self.empty)
         if "cos" in self.required or "sin" in self.required:
             values |= {name: value for name, value in (("cos", cos), ("sin", sin)) if name in self.required}
         for name in self.rotations:
@@ -182,7 +189,7 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
         raise TargetError(f"{name}: its forward takes nothing; an attention takes hidden states")
     inputs, context, context_required = _inputs(parameters, by_name)
     roles: dict[str, str] = {role: parameter for parameter, role in by_name.items() if role not in ("q", "k", "v")}
-    rotations, required, left = [], [], []
+    rotations, required, left, empty = [], [], [], []
     for p in parameters:
         if p.name in (*inputs, context, *fixed):
             continue
@@ -190,10 +197,12 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
         role = by_name.get(p.name) or role_of(p.name)
         if role and role not in roles:
             roles[role] = p.name
-        if p.name in ROTATIONS and (needed or p.name == "position_embeddings"):  # which transformers needs all the same
+        if p.name in ROTATIONS and (needed or _is_rotation(p)):
             rotations.append(p.name)
         elif needed and not role:
-            if p.name not in ("cos", "sin", *NOTHING):
+            if _may_be_none(p.annotation) and p.name not in NOTHING:
+                empty.append(p.name)
+            elif p.name not in ("cos", "sin", *ZEROS, *NOTHING):
                 raise TargetError(
                     f"{name}: its forward requires {p.name!r}, whose meaning can't be told from the name; give it in "
                     f"attn.yaml: `call: {{{p.name}: ...}}`, or say what it is under `parameters:`"
@@ -204,8 +213,30 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
             required.append(p.name)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     return Forward(
-        inputs, context, context_required, roles, tuple(required), tuple(rotations), fixed, defaults, tuple(left)
+        inputs,
+        context,
+        context_required,
+        roles,
+        tuple(required),
+        tuple(rotations),
+        fixed,
+        defaults,
+        tuple(left),
+        empty=tuple(empty),
     )
+
+
+def _is_rotation(p: inspect.Parameter) -> bool:
+    """Whether an argument that may be left out is a rotation, which transformers needs all the same."""
+    if p.name != "position_embeddings":
+        return False
+    return p.annotation is p.empty or "tuple" in str(p.annotation).lower()
+
+
+def _may_be_none(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return re.search(r"\bOptional\[|\bNone\b", annotation) is not None
+    return type(None) in get_args(annotation)
 
 
 def _check_names(

@@ -254,6 +254,9 @@ class Session:
         if self.protocol.kind == "built" and decoding and self.protocol.mask:
             given[self.protocol.mask] = self._over_capacity(given.get(self.protocol.mask), start, stop)
         if f.by_mask:
+            mask = given.get(f.forward.roles["mask"])
+            if mask is not None and mask.dim() == 4 and len(mask) == 1:  # some of transformers' look at the batch size
+                given[f.forward.roles["mask"]] = mask.expand(len(x), -1, -1, -1)
             given = f._causal_mask(given, x[:, None], stop - start, stop)
         return self.module(**inputs, **{**given, **cache})
 

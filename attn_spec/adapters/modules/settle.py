@@ -28,6 +28,8 @@ def settle(f: ModuleFunction) -> None:
     f.by_mask = not f.multihead and _by_mask(f)
     if "window" in f.roles:
         _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
+    _turned(f)
+    _mask_form(f)
     _resets(f)
     _needs_context(f)
     _input(f)
@@ -87,6 +89,48 @@ def _by_mask(f: ModuleFunction) -> bool:
 
 
 # what a call can't do without -----------------------------------------------------------------------------------------
+
+
+def _turned(f: ModuleFunction) -> None:
+    """Find out for which share of a head's channels the module wants its rotations; all where it runs on none."""
+    given = f.forward
+    if not given.rotations and not {"cos", "sin"} & set(given.required):
+        return
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
+    for share in (1.0, 0.5, 0.25, 0.75):
+        f.forward = replace(given, turned=share)
+        try:
+            run_whole(f, x)
+        except Exception:  # of the user's own
+            continue
+        if share != 1.0:
+            _note(f, "rotation", f"{share:g} of a head", "measured", "with rotations of more channels it raises")
+        return
+    f.forward = given
+
+
+def _mask_form(f: ModuleFunction) -> None:
+    """Find out whether a module of transformers wants its mask bool, and what True means: what hides the last key."""
+    if not f.by_mask:
+        return
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
+    changed = x.clone()
+    changed[:, -1] += 1.0
+    whole = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
+    last = whole.clone()
+    last[..., -1] = False
+    name = f.forward.roles["mask"]
+    for form in ("", "hidden", "seen"):
+        f.bool_mask = form
+        try:
+            seen, hidden = ([run_whole(f, y, {name: m})[:, 0] for y in (x, changed)] for m in (whole, last))
+        except Exception:  # of the user's own
+            continue
+        if torch.equal(*hidden) and not torch.equal(*seen):
+            if form:
+                _note(f, "mask", f"bool, True = {form}", "measured", "what hides the last key")
+            return
+    f.bool_mask = ""
 
 
 def _resets(f: ModuleFunction) -> None:
@@ -183,8 +227,8 @@ def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
     return [axis for axis in (0, 1) if bool(moved.select(1 - axis, 0)[1:].any())], ""
 
 
-def run_whole(f: ModuleFunction, x: Tensor) -> Tensor:
-    """One run of the first module on hidden states as they are, no gradient, in eval mode."""
+def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None) -> Tensor:
+    """One run of the first module on hidden states as they are, no gradient, in eval mode; named: what is asked for."""
     module = f.built(f.sizes, torch.float32)
     inputs: dict[str, Tensor] = dict.fromkeys(f.forward.inputs, x)
     if f.forward.context_required:
@@ -194,7 +238,7 @@ def run_whole(f: ModuleFunction, x: Tensor) -> Tensor:
         y = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, generator=torch.Generator().manual_seed(1))
         inputs = dict(zip(f.forward.inputs, (x, y, y), strict=True))
     with torch.no_grad():
-        tensors = f.tensors(f._call(module, f.sizes, inputs, {}, x))
+        tensors = f.tensors(f._call(module, f.sizes, inputs, dict(named or {}), x))
     return tensors[0]
 
 
