@@ -17,6 +17,7 @@ from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import source_of
+from attn_spec.adapters.modules.plain import as_function
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.masks import Delivery, Documents, KeyPadding, Lengths, Part, Visible
@@ -29,7 +30,8 @@ KEPT = 64  # q and k whose arrival is remembered
 def callable_of(target: Any, name: str, declared: Mapping[str, Any] | None = None) -> Any:
     """A module class, instance or factory as a function of q, k and v; anything else as it is. Raises TargetError."""
     if isinstance(target, nn.Module) or (isinstance(target, type) and issubclass(target, nn.Module)):
-        return ModuleFunction(target, name or _name(target), declared)
+        name = name or _name(target)
+        return as_function(target, name, declared or {}) or ModuleFunction(target, name, declared)
     if is_interface(target):
         return from_interface(target)
     if is_factory(target):

@@ -63,7 +63,7 @@ class Building:
             except TargetError as error:
                 errors.append(error)
                 continue
-            for kv_heads in (sizes.kv_heads,) if grouped else (sizes.kv_heads, 1, 2):
+            for kv_heads in (sizes.kv_heads, 1) if grouped else (sizes.kv_heads, 1, 2):  # whatever it is told
                 sized = replace(sizes, kv_heads=kv_heads)
                 if self._fits(self._projections(module), sized):
                     self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads

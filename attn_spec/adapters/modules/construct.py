@@ -59,6 +59,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "causal": ("causal", "is_causal", "use_causal_mask", "masked", "causal_mask"),
     "channels": ("rotary_dim", "query_pre_attn_scalar"),  # a number that is usually the channels of a head
     "scale": ("attention_multiplier",),
+    "one": ("attention_downsample_rate", "downsample_rate"),  # by which the channels of a head are divided
     "layer": ("layer_idx", "layer_id", "layer_index"),
     "window": ("window", "window_size", "sliding_window", "local_window_size", "attention_window", "window_len"),
 }
@@ -108,6 +109,10 @@ class Sizes:
     @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    @property
+    def one(self) -> int:
+        return 1
 
     @property
     def window(self) -> int:

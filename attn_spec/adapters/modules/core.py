@@ -16,7 +16,7 @@ from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
-from attn_spec.adapters.modules.forward import ZEROS, Forward, read
+from attn_spec.adapters.modules.forward import Forward, read
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
@@ -197,11 +197,8 @@ class ModuleFunction(Building):
     ) -> Any:
         """Call forward with the inputs, what is asked for, and what each call gets."""
         length = next(iter(inputs.values())).shape[0 if self.input in ("SBD", "SD") else 1]
-        given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **named}
-        for name in ZEROS:
-            if name in self.forward.required and name not in given:
-                states = next(iter(inputs.values()))
-                given[name] = torch.zeros_like(states) if name == "residual" else like.new_zeros(1, 1, 1)
+        zeros = self.forward.zeros(next(iter(inputs.values())))
+        given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **zeros, **named}
         if self.multihead:
             given = self._for_multihead(given, like, inputs)
         elif self.by_mask:

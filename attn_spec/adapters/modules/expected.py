@@ -36,6 +36,10 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
         found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
         return found
+    triangle = f.by_mask and next((name for name, x in f.module.named_buffers() if _is_triangle(x)), "")
+    if triangle:
+        found["causal"] = Finding("always", "assumed", f"the buffer {triangle} is triangular")
+        return found
     if "causal" in f.forward.roles or f.causal_by:
         how = {"constructor": "the constructor's flag", "mask": "the triangle goes in with the mask"}.get(f.causal_by)
         found["causal"] = Finding("flag", "assumed", how or f"parameter {f.forward.roles.get('causal')}")

@@ -45,7 +45,7 @@ MORE = {  # further names of forward, beside those of functions
     "key_padding": ("pad_mask", "key_mask", "kv_mask"),
     "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
 }
-ZEROS = ("residual", "alibi")  # what is added: to the output, as hidden states; to the scores, [1, 1, 1]
+ZEROS = ("residual", "alibi")  # what is added: to the output, to the scores
 STARTS = ("start_pos", "start_position", "past_length", "pos_offset", "offset")  # the position of the first token
 POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
 BATCHED = ("position_ids",)  # LongTensor [1, S]
@@ -110,6 +110,11 @@ class Forward:
     def separate(self) -> bool:
         """Whether query, key and value are given apart."""
         return len(self.inputs) == 3
+
+    def zeros(self, states: Tensor) -> dict[str, Tensor]:
+        """What the module adds and its caller must give, as what changes nothing; states: the hidden states."""
+        known = {"residual": torch.zeros_like(states), "alibi": states.new_zeros(1, 1, 1)}
+        return {name: x for name, x in known.items() if name in self.required and name not in self.fixed}
 
     def extras(
         self,
@@ -197,7 +202,7 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
         role = by_name.get(p.name) or role_of(p.name)
         if role and role not in roles:
             roles[role] = p.name
-        if p.name in ROTATIONS and (needed or _is_rotation(p)):
+        if p.name in ROTATIONS and (needed or p.name == "position_embeddings"):  # which transformers needs all the same
             rotations.append(p.name)
         elif needed and not role:
             if _may_be_none(p.annotation) and p.name not in NOTHING:
@@ -226,13 +231,6 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
     )
 
 
-def _is_rotation(p: inspect.Parameter) -> bool:
-    """Whether an argument that may be left out is a rotation, which transformers needs all the same."""
-    if p.name != "position_embeddings":
-        return False
-    return p.annotation is p.empty or "tuple" in str(p.annotation).lower()
-
-
 def _may_be_none(annotation: Any) -> bool:
     if isinstance(annotation, str):
         return re.search(r"\bOptional\[|\bNone\b", annotation) is not None
@@ -252,7 +250,7 @@ def _check_names(
 
 def _inputs(parameters: list[inspect.Parameter], by_name: Mapping[str, str]) -> tuple[tuple[str, ...], str, bool]:
     """The inputs of forward: (hidden states,) and a context, or (query, key, value)."""
-    role = {p.name: by_name.get(p.name) or _tensor_role(p.name) for p in parameters}
+    role = {p.name: by_name.get(p.name) or tensor_role(p.name) for p in parameters}
     triple = [next((n for n, r in role.items() if r == wanted), "") for wanted in ("q", "k", "v")]
     if all(triple):
         return tuple(triple), "", False
@@ -264,7 +262,8 @@ def _inputs(parameters: list[inspect.Parameter], by_name: Mapping[str, str]) -> 
     return (first,), context.name if context else "", bool(context and context.default is context.empty)
 
 
-def _tensor_role(name: str) -> str:
+def tensor_role(name: str) -> str:
+    """ "q", "k" or "v" for the name of an input; "" where it says none of them."""
     name = name.lower()
     for role in ("q", "k", "v"):
         if name in (*ROLES[role], f"{role}_in", f"x_{role}", f"input_{role}", f"{role}_input", f"inputs_{role}"):

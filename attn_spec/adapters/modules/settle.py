@@ -92,13 +92,18 @@ def _by_mask(f: ModuleFunction) -> bool:
 
 
 def _turned(f: ModuleFunction) -> None:
-    """Find out for which share of a head's channels the module wants its rotations; all where it runs on none."""
+    """Find out for which share of a head's channels the module wants its rotations; all where it runs on none.
+
+    Where it runs on none, but without what may be left out, that is no rotation.
+    """
     given = f.forward
     if not given.rotations and not {"cos", "sin"} & set(given.required):
         return
     x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
-    for share in (1.0, 0.5, 0.25, 0.75):
-        f.forward = replace(given, turned=share)
+    needed = tuple(name for name in given.rotations if name in given.required)
+    without = replace(given, rotations=needed, left=(*given.left, *(set(given.rotations) - set(needed))))
+    shares = (1.0, 0.5, 0.25, 0.75)
+    for share, f.forward in [*((n, replace(given, turned=n)) for n in shares), (1.0, without)]:
         try:
             run_whole(f, x)
         except Exception:  # of the user's own
@@ -180,15 +185,14 @@ def _input(f: ModuleFunction) -> None:
     if f.declared.get("input"):
         _note(f, "input", f.input, "declared", "attn.yaml")
         return
-    first = getattr(f.module, "batch_first", None)
-    named = (
-        next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None) if first is None else first
-    )
-    if named is not None:
+    own = getattr(f.module, "batch_first", None)
+    inner = next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None)
+    named = inner if own is None else own
+    mixed, error = (None, "") if named or own is not None else _axes_that_mix(f)
+    if named is not None and (named or mixed != [1]):  # a module may swap the axes for the one inside
         f.input = "BSD" if named else "SBD"
         _note(f, "input", f.input, "assumed", f"batch_first = {named}")
         return
-    mixed, error = _axes_that_mix(f)
     if mixed == [0]:
         f.input = "SBD"
     evidence = (
@@ -291,7 +295,7 @@ def _fits(f: ModuleFunction) -> bool:
             v = torch.randn(2, s.kv_heads, length, s.v_dim, generator=g)
             before = f.core(q, k, v, {})[0]
             changed = q.clone()
-            changed[0, 0, -1] += 1.0
+            changed[0, 0, -1] += torch.randn(s.head_dim, generator=g)  # no shift alone, which a LayerNorm takes off
             moved = ((f.core(changed, k, v, {})[0] - before).abs() > 1e-6).any(-1)
     except (Unsupported, NotInjected, Violation, TargetError):
         return False
