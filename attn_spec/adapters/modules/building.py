@@ -107,7 +107,8 @@ class Building:
             width = {"q": d, "k": d, "v": dv, "qkv": 2 * d + dv, "kv": d + dv}
         if found.single_heads not in (0, h):
             return False
-        return all(width[p.role] in p.weight.shape for p in found.found if p.role != "o")
+        width["o"] = h * dv
+        return all(width[p.role] in p.weight.shape for p in found.found if p.role != "o" or p.head is None)
 
     def _sizes_of_instance(self, module: nn.Module) -> Sizes:
         names = {key: int(self.declared[key]) for key in ("heads", "kv_heads") if self.declared.get(key)}

@@ -21,11 +21,21 @@ NAMES: dict[str, tuple[str, ...]] = {
     "hidden": (
         *("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "d_in", "emb_dim", "embedding_dim", "model_dim"),
         *("query_dim", "in_features", "dim_in", "in_dim", "d_embed", "embed_size", "hidden_dim", "width", "n_state"),
-        *("channels", "in_channels", "d_hidden", "d_emb", "input_dim", "model_size", "dmodel", "q_dim", "C", "d"),
+        *("channels", "in_channels", "d_hidden", "d_emb", "input_dim", "model_size", "dmodel", "q_dim", "C", "d", "nx"),
     ),
     "heads": (
         *("num_heads", "n_heads", "heads", "n_head", "num_attention_heads", "nhead", "num_q_heads", "n_q_heads"),
-        *("num_query_heads", "n_query_heads", "query_heads", "q_heads", "head", "nheads", "h", "nr_heads"),
+        *(
+            "num_query_heads",
+            "n_query_heads",
+            "query_heads",
+            "q_heads",
+            "head",
+            "nheads",
+            "h",
+            "nr_heads",
+            "num_attn_heads",
+        ),
     ),
     "kv_heads": (
         *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),

@@ -16,6 +16,7 @@ from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
+from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
@@ -224,7 +225,7 @@ class ModuleFunction(Building):
 
     def _causal_mask(self, given: dict[str, Any], like: Tensor, q_len: int, kv_len: int) -> dict[str, Any]:
         """The mask with the causal triangle in it, as transformers has it; no mask is one that hides nothing."""
-        name, causal = self.forward.roles["mask"], given.pop("is_causal", False)
+        name, causal = self.forward.roles["mask"], given.pop("is_causal", False) or bool(triangle_of(self.module))
         mask = given.get(name)
         low = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)  # a softmax in float32 must hold it
         if mask is not None and mask.dtype == torch.bool:

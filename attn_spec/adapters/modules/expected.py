@@ -29,14 +29,15 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     found = {"layout": Finding("BHSD", "assumed", "between its projections")}
     found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
     names = set(f.forward.roles.values())
-    if f.multihead or {"key_padding_mask", "need_weights"} <= names:
+    wraps = any(isinstance(m, nn.MultiheadAttention) for m in f.module.modules())
+    if f.multihead or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
         why = "nn.MultiheadAttention's names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
     built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
         found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
         return found
-    triangle = f.by_mask and next((name for name, x in f.module.named_buffers() if _is_triangle(x)), "")
+    triangle = triangle_of(f.module) if f.by_mask else ""
     if triangle:
         found["causal"] = Finding("always", "assumed", f"the buffer {triangle} is triangular")
         return found
@@ -73,9 +74,8 @@ def _why_causal(f: ModuleFunction) -> str:
             return f"its source says {found.group(0).strip('( ')}"
     if keeps and not masked:
         return "it keeps a cache and takes no mask"
-    for name, buffer in f.module.named_buffers():
-        if _is_triangle(buffer):
-            return f"the buffer {name} is triangular"
+    if triangle := triangle_of(f.module):
+        return f"the buffer {triangle} is triangular"
     if f.constructor is not None and not masked:
         by_length = [p.name for p in f.constructor.parameters() if p.name in BY_LENGTH]
         if by_length:
@@ -128,6 +128,11 @@ def source_of(module: nn.Module, of: str = "") -> str:
         return inspect.getsource(getattr(kind, of) if of else kind)
     except (OSError, TypeError):  # a class that was renamed can't be found by its name
         return "" if of else f"{kind.__doc__ or ''}\n{source_of(module, of='forward')}"
+
+
+def triangle_of(module: nn.Module) -> str:
+    """The name of a triangular buffer; "" where there is none."""
+    return next((name for name, buffer in module.named_buffers() if _is_triangle(buffer)), "")
 
 
 def _is_triangle(buffer: Tensor) -> bool:

@@ -17,7 +17,18 @@ from attn_spec.conventions import ROLES
 
 INPUTS = (
     *("x", "hidden_states", "hidden", "inputs", "input", "inp", "embeddings", "tokens", "src", "tgt", "x_q", "q_in"),
-    *("x_1", "x1", "query_states", "hidden_state", "inputs_q", "queries_input", "input_tensor", "feats", "features"),
+    *(
+        "x_1",
+        "x1",
+        "query_states",
+        "hidden_state",
+        "from_tensor",
+        "inputs_q",
+        "queries_input",
+        "input_tensor",
+        "feats",
+        "features",
+    ),
 )
 CONTEXTS = (
     *("context", "memory", "encoder_hidden_states", "key_value_states", "x_2", "x2", "kv", "y", "cond", "enc"),
@@ -37,6 +48,8 @@ CONTEXTS = (
         "kv_states",
         "key_value_input",
         "xa",
+        "to_tensor",
+        "cross_attention_states",
     ),
 )
 ROTATIONS = ("position_embeddings", "rotary_pos_emb", "rotary_emb", "freqs_cis", "freqs", "rope")
@@ -60,7 +73,7 @@ NOTHING = (  # arguments that are left out, or None, when nothing is asked of th
         "start_pos",
     ),
     *(*POSITIONS, *BATCHED),
-    *("head_mask", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
+    *("layer_idx", "head_mask", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
 )
 
 
@@ -91,7 +104,8 @@ class Forward:
 
     inputs: the one of the hidden states, or the three of query, key and value.  context: of what keys are made from, if
     that can be given.  roles: role -> name, of masks, flags and the like.  fixed: what each call gets (`call:`).
-    turned: for how many of a head's channels rotations are given, as a share of them.  empty: what is given as None.
+    turned: for how many of a head's channels rotations are given, as a share of them.  complex: whether they go in as
+    complex numbers whatever their name.  empty: what is given as None.
     """
 
     inputs: tuple[str, ...]
@@ -104,6 +118,7 @@ class Forward:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     turned: float = 1.0
+    complex: bool = False
     empty: tuple[str, ...] = ()
 
     @property
@@ -114,7 +129,9 @@ class Forward:
     def zeros(self, states: Tensor) -> dict[str, Tensor]:
         """What the module adds and its caller must give, as what changes nothing; states: the hidden states."""
         known = {"residual": torch.zeros_like(states), "alibi": states.new_zeros(1, 1, 1)}
-        return {name: x for name, x in known.items() if name in self.required and name not in self.fixed}
+        return {
+            name: x for name, x in known.items() if name in self.required and name not in (*self.fixed, *self.empty)
+        }
 
     def extras(
         self,
@@ -154,13 +171,15 @@ class Forward:
         for name in self.rotations:
             if name in ("freqs_cis", "freqs"):
                 values[name] = turns
+            elif self.complex:
+                values[name] = turns[None]
             else:
                 values[name] = (cos, sin)
         for name in self.required:
             if name in (*POSITIONS, *BATCHED):
                 values[name] = known["positions"] if name in BATCHED else known["positions"][0]
             elif name in NOTHING:
-                values[name] = 0 if name in STARTS else None
+                values[name] = 0 if name in (*STARTS, "layer_idx") else None
         for name, value in self.fixed.items():
             values[name] = _word(value, known)
         return values
@@ -266,6 +285,14 @@ def tensor_role(name: str) -> str:
     """ "q", "k" or "v" for the name of an input; "" where it says none of them."""
     name = name.lower()
     for role in ("q", "k", "v"):
-        if name in (*ROLES[role], f"{role}_in", f"x_{role}", f"input_{role}", f"{role}_input", f"inputs_{role}"):
+        if name in (
+            *ROLES[role],
+            f"{role}_in",
+            f"x_{role}",
+            f"input_{role}",
+            f"{role}_input",
+            f"inputs_{role}",
+            f"{ROLES[role][1]}_tensor",
+        ):
             return role
     return ""

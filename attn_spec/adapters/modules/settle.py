@@ -103,7 +103,8 @@ def _turned(f: ModuleFunction) -> None:
     needed = tuple(name for name in given.rotations if name in given.required)
     without = replace(given, rotations=needed, left=(*given.left, *(set(given.rotations) - set(needed))))
     shares = (1.0, 0.5, 0.25, 0.75)
-    for share, f.forward in [*((n, replace(given, turned=n)) for n in shares), (1.0, without)]:
+    ways = [*((n, replace(given, turned=n)) for n in shares), (1.0, replace(given, complex=True)), (1.0, without)]
+    for share, f.forward in ways:
         try:
             run_whole(f, x)
         except Exception:  # of the user's own
@@ -136,6 +137,14 @@ def _mask_form(f: ModuleFunction) -> None:
                 _note(f, "mask", f"bool, True = {form}", "measured", "what hides the last key")
             return
     f.bool_mask = ""
+    runs = []
+    for f.by_mask in (True, False):
+        try:
+            run_whole(f, x)
+            runs.append(f.by_mask)
+        except Exception:  # of the user's own
+            continue
+    f.by_mask = runs != [False]  # one that takes no mask of q by k is called without
 
 
 def _resets(f: ModuleFunction) -> None:
