@@ -16,7 +16,7 @@ from attn_spec.adapters.hf_interface import from_interface, is_interface
 from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
-from attn_spec.adapters.modules.expected import source_of
+from attn_spec.adapters.modules.expected import source_of, triangle_of
 from attn_spec.adapters.modules.plain import as_function
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
@@ -119,8 +119,13 @@ class ModuleAdapter(FunctionAdapter):
             arguments = arguments.replace(mask=mask[:, 0].expand(-1, arguments.q.shape[2], -1))
         if arguments.causal and self.module is not None and self.module.by_mask and _holds_the_lowest(mask):
             raise Unsupported("the triangle goes in with the mask, whose lowest number stands for it too")
-        if self.module is not None and self.module.by_mask and _empties_in_float16(arguments):
-            raise Unsupported("float16's lowest number leaves the logits of a row that it hides whole in")
+        if self.module is not None and self.module.by_mask and _empties(arguments):
+            if arguments.q.dtype == torch.float16:
+                raise Unsupported("float16's lowest number, -65504, leaves the logits of a row that it hides whole in")
+            if triangle_of(self.module.module):
+                raise Unsupported(
+                    "its own triangle and the lowest number in a mask add up in a row that is hidden whole"
+                )
         values = super()._values(arguments)
         if mask is not None and arguments.form != "key-padding" and self.shapes is not None:
             shape = shape_of(mask, arguments.q.shape[1], arguments.q.shape[2])
@@ -149,10 +154,10 @@ def _holds_the_lowest(mask: Tensor | None) -> bool:
     return bool((mask <= torch.finfo(mask.dtype).min).any())
 
 
-def _empties_in_float16(arguments: Arguments) -> bool:
-    """Whether a mask hides all keys of a row of float16 logits: beside its lowest number, -65504, 40 still counts."""
+def _empties(arguments: Arguments) -> bool:
+    """Whether a mask and causality hide all keys of a row."""
     mask, (_, _, q_len, kv_len) = arguments.mask, arguments.sizes
-    if mask is None or arguments.q.dtype != torch.float16:
+    if mask is None:
         return False
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min / 2
     if arguments.form == "key-padding":
