@@ -50,7 +50,7 @@ class ModuleAdapter(FunctionAdapter):
     module: what was found out about it, on this side.  shapes: of the masks that it takes; None: whatever it is given.
     forms: in which.  padding: whether the mask parameter takes a key padding [B, Sk].  three_axes: whether a mask that
     is the same for all heads goes in as [B, Sq, Sk].  padding_dtype: of that key padding, 1 for a real key where it is
-    no bool.  gives_weights: whether weights are returned unasked.
+    no bool.  gives_weights: whether weights are returned unasked.  settling: while what it takes is found out.
     """
 
     module: ModuleFunction | None = None
@@ -60,6 +60,7 @@ class ModuleAdapter(FunctionAdapter):
     three_axes: bool = False
     padding_dtype: torch.dtype = torch.bool
     gives_weights: bool = False
+    settling: bool = False
     _arrived: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
 
     def fit(self, problem: Problem) -> Problem:
@@ -119,7 +120,7 @@ class ModuleAdapter(FunctionAdapter):
             arguments = arguments.replace(mask=mask[:, 0].expand(-1, arguments.q.shape[2], -1))
         if arguments.causal and self.module is not None and self.module.by_mask and _holds_the_lowest(mask):
             raise Unsupported("the triangle goes in with the mask, whose lowest number stands for it too")
-        if self.module is not None and self.module.by_mask and _empties(arguments):
+        if self.module is not None and self.module.by_mask and not self.settling and _empties(arguments):
             if arguments.q.dtype == torch.float16:
                 raise Unsupported("float16's lowest number, -65504, leaves the logits of a row that it hides whole in")
             if triangle_of(self.module.module):
@@ -297,13 +298,18 @@ def _padding_effect(implementation: Implementation) -> str:
 def _effect(implementation: Implementation, problem: Problem) -> str:
     from attn_spec.invariants.comparison import recovered
 
+    adapter = implementation.adapter
+    assert isinstance(adapter, ModuleAdapter)
     try:
+        adapter.settling = True
         arguments = problem.arguments()
         if implementation.conventions.causal.value == "always":
             arguments = arguments.replace(causal=True)
         weights, _ = recovered(implementation, arguments)
     except (Unsupported, Refused, Violation):
         return "raises"
+    finally:
+        adapter.settling = False
     visible, _ = masks.combined(problem.mask, problem.sizes, problem.seed, "top-left")
     if visible is None:
         return "other"
