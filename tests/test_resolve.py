@@ -130,3 +130,18 @@ def test_the_nearest_name_is_offered(folder: Path, target: str, said: str) -> No
     with pytest.raises(TargetError) as caught:
         resolve(target)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["judged_lazy.late.attn", "judged_lazy:late.attn"])
+def test_a_package_that_imports_late_and_can_not_is_no_crash(folder: Path, target: str) -> None:
+    (folder / "judged_lazy.py").write_text(
+        "def __getattr__(name):\n"
+        "    if name.startswith('__'):\n"
+        "        raise AttributeError(name)\n"
+        "    try:\n"
+        "        import judged_missing_part\n"
+        "    except ImportError as error:\n"
+        "        raise ModuleNotFoundError('are its requirements met?') from error\n"
+    )
+    with pytest.raises(TargetError, match="No module named 'judged_missing_part'"):
+        resolve(target)

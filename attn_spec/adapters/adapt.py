@@ -16,6 +16,7 @@ from attn_spec.adapters.modules import sessions
 from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, settle_masks, settle_weights
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import expectations
+from attn_spec.adapters.modules.plain import PlainModule
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
 from attn_spec.tolerance import Precision
@@ -55,6 +56,9 @@ def adapt(
         declared = {**hf_interface.declared_conventions(interface), **declared}
         line = import_line or import_source(interface)
         import_line = hf_interface.import_source(line, interface) if line else ""
+    if isinstance(module, PlainModule):
+        line, made = import_line or import_source(module.target), module.source()
+        import_line = f"{line}\n\n{made}" if line else ""
     fixed = dict(declared.get("fixed") or {})
     if isinstance(module, ModuleFunction):
         return _adapted_module(target, module, name, target_name, import_line, declared, device)

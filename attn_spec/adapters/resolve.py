@@ -148,7 +148,7 @@ def _longest_module(target: str) -> tuple[ModuleType, list[str]]:
     module = _import(parts[0], target)
     for place, part in enumerate(parts[1:], start=1):
         last = place == len(parts) - 1
-        found = getattr(module, part, None)
+        found = _lazily(module, part, target)
         if last and found is not None and not isinstance(found, ModuleType):
             return module, parts[place:]
         dotted = ".".join(parts[: place + 1])
@@ -159,6 +159,14 @@ def _longest_module(target: str) -> tuple[ModuleType, list[str]]:
         else:
             return module, parts[place:]
     return module, []
+
+
+def _lazily(module: ModuleType, name: str, target: str) -> Any:
+    """An attribute of a module, which may be imported only now; None where there is none."""
+    try:
+        return getattr(module, name, None)
+    except Exception as error:  # whose cause is what was raised inside, where the package says it anew
+        raise TargetError(_raised(target, error.__cause__ or error)) from None
 
 
 def _is_submodule(parent: ModuleType, dotted: str) -> bool:
@@ -218,6 +226,8 @@ def _attribute(module: ModuleType, names: list[str], target: str) -> Any:
     for place, name in enumerate(names):
         try:
             found = getattr(found, name)
+        except ImportError as error:
+            raise TargetError(_raised(target, error.__cause__ or error)) from None
         except AttributeError:
             where = ".".join([module.__name__, *names[:place]])
             known = [n for n in dir(found) if not n.startswith("_")]

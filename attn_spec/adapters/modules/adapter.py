@@ -16,7 +16,8 @@ from attn_spec.adapters.hf_interface import from_interface, is_interface
 from attn_spec.adapters.implementation import Implementation, Result
 from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
-from attn_spec.adapters.modules.expected import source_of
+from attn_spec.adapters.modules.expected import source_of, triangle_of
+from attn_spec.adapters.modules.plain import as_function
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.masks import Delivery, Documents, KeyPadding, Lengths, Part, Visible
@@ -29,7 +30,8 @@ KEPT = 64  # q and k whose arrival is remembered
 def callable_of(target: Any, name: str, declared: Mapping[str, Any] | None = None) -> Any:
     """A module class, instance or factory as a function of q, k and v; anything else as it is. Raises TargetError."""
     if isinstance(target, nn.Module) or (isinstance(target, type) and issubclass(target, nn.Module)):
-        return ModuleFunction(target, name or _name(target), declared)
+        name = name or _name(target)
+        return as_function(target, name, declared or {}) or ModuleFunction(target, name, declared)
     if is_interface(target):
         return from_interface(target)
     if is_factory(target):
@@ -48,7 +50,7 @@ class ModuleAdapter(FunctionAdapter):
     module: what was found out about it, on this side.  shapes: of the masks that it takes; None: whatever it is given.
     forms: in which.  padding: whether the mask parameter takes a key padding [B, Sk].  three_axes: whether a mask that
     is the same for all heads goes in as [B, Sq, Sk].  padding_dtype: of that key padding, 1 for a real key where it is
-    no bool.  gives_weights: whether weights are returned unasked.
+    no bool.  gives_weights: whether weights are returned unasked.  settling: while what it takes is found out.
     """
 
     module: ModuleFunction | None = None
@@ -58,6 +60,7 @@ class ModuleAdapter(FunctionAdapter):
     three_axes: bool = False
     padding_dtype: torch.dtype = torch.bool
     gives_weights: bool = False
+    settling: bool = False
     _arrived: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
 
     def fit(self, problem: Problem) -> Problem:
@@ -117,6 +120,13 @@ class ModuleAdapter(FunctionAdapter):
             arguments = arguments.replace(mask=mask[:, 0].expand(-1, arguments.q.shape[2], -1))
         if arguments.causal and self.module is not None and self.module.by_mask and _holds_the_lowest(mask):
             raise Unsupported("the triangle goes in with the mask, whose lowest number stands for it too")
+        if self.module is not None and self.module.by_mask and not self.settling and _empties(arguments):
+            if arguments.q.dtype == torch.float16:
+                raise Unsupported("float16's lowest number, -65504, leaves the logits of a row that it hides whole in")
+            if triangle_of(self.module.module):
+                raise Unsupported(
+                    "its own triangle and the lowest number in a mask add up in a row that is hidden whole"
+                )
         values = super()._values(arguments)
         if mask is not None and arguments.form != "key-padding" and self.shapes is not None:
             shape = shape_of(mask, arguments.q.shape[1], arguments.q.shape[2])
@@ -143,6 +153,19 @@ def _holds_the_lowest(mask: Tensor | None) -> bool:
     if mask is None or not mask.is_floating_point() or not bool(mask.isfinite().all()):
         return False
     return bool((mask <= torch.finfo(mask.dtype).min).any())
+
+
+def _empties(arguments: Arguments) -> bool:
+    """Whether a mask and causality hide all keys of a row."""
+    mask, (_, _, q_len, kv_len) = arguments.mask, arguments.sizes
+    if mask is None:
+        return False
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min / 2
+    if arguments.form == "key-padding":
+        seen = seen[:, None, None]
+    if arguments.causal:
+        seen = seen & torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+    return not bool(seen.any(-1).all())
 
 
 def _mark(x: Tensor) -> tuple[float, float]:
@@ -275,13 +298,18 @@ def _padding_effect(implementation: Implementation) -> str:
 def _effect(implementation: Implementation, problem: Problem) -> str:
     from attn_spec.invariants.comparison import recovered
 
+    adapter = implementation.adapter
+    assert isinstance(adapter, ModuleAdapter)
     try:
+        adapter.settling = True
         arguments = problem.arguments()
         if implementation.conventions.causal.value == "always":
             arguments = arguments.replace(causal=True)
         weights, _ = recovered(implementation, arguments)
     except (Unsupported, Refused, Violation):
         return "raises"
+    finally:
+        adapter.settling = False
     visible, _ = masks.combined(problem.mask, problem.sizes, problem.seed, "top-left")
     if visible is None:
         return "other"

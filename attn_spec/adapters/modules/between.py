@@ -63,11 +63,23 @@ def kind(f: ModuleFunction) -> str:
         moved = ((after - before).abs() > 1e-6 * before.abs().mean()).any(-1)
         expected = torch.zeros_like(moved)
         expected[0, 0, 1] = True
-        if not bool((moved == expected).all()):  # a token or a head is not kept to itself
-            return ""
+        if not bool((moved == expected).all()) and not _normed_at_once(before, after, moved):
+            return ""  # a token or a head is not kept to itself
     lengths = [x.norm(dim=-1) / y.norm(dim=-1) for x, y in zip(found, (q, k), strict=True)]
     kept = all(bool((ratio - 1).abs().max() < 1e-2) for ratio in lengths)
     return "rotation" if kept else "norm"
+
+
+def _normed_at_once(before: Tensor, after: Tensor, moved: Tensor) -> bool:
+    """Whether all heads of the changed token, and no others, moved as under one norm: by one factor and one shift."""
+    expected = torch.zeros_like(moved)
+    expected[0, :, 1] = True
+    if moved.shape[1] < 2 or not bool((moved == expected).all()):
+        return False
+    x, y = (z[0, 1:, 1].flatten().double() for z in (before, after))
+    sides = torch.stack((x, torch.ones_like(x)), dim=1)
+    fitted = sides @ torch.linalg.lstsq(sides, y[:, None]).solution
+    return bool(((fitted[:, 0] - y).abs() < 1e-4 * y.abs().mean()).all())
 
 
 def _alike(seen: Tensor, given: Tensor) -> bool:

@@ -51,8 +51,11 @@ class Building:
         assert self.constructor is not None
         grouped = "kv_heads" in self.roles
         heads = 4 if "heads" in self.roles else self._heads_unasked()
-        wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
         errors: list[TargetError] = []
+        wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
+        if not any(self._builds(self._read(wanted, reading)) for reading in range(len(READINGS))):
+            larger = replace(wanted, head_dim=16, v_dim=8 if "v_dim" in self.roles else 16)  # some want multiples of 8
+            wanted = larger if any(self._builds(self._read(larger, n)) for n in range(len(READINGS))) else wanted
         for reading in range(len(READINGS)):
             sizes = self._read(wanted, reading)
             try:
@@ -60,7 +63,7 @@ class Building:
             except TargetError as error:
                 errors.append(error)
                 continue
-            for kv_heads in (sizes.kv_heads,) if grouped else (sizes.kv_heads, 1, 2):
+            for kv_heads in (sizes.kv_heads, 1) if grouped else (sizes.kv_heads, 1, 2):  # whatever it is told
                 sized = replace(sizes, kv_heads=kv_heads)
                 if self._fits(self._projections(module), sized):
                     self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads
@@ -104,7 +107,8 @@ class Building:
             width = {"q": d, "k": d, "v": dv, "qkv": 2 * d + dv, "kv": d + dv}
         if found.single_heads not in (0, h):
             return False
-        return all(width[p.role] in p.weight.shape for p in found.found if p.role != "o")
+        width["o"] = h * dv
+        return all(width[p.role] in p.weight.shape for p in found.found if p.role != "o" or p.head is None)
 
     def _sizes_of_instance(self, module: nn.Module) -> Sizes:
         names = {key: int(self.declared[key]) for key in ("heads", "kv_heads") if self.declared.get(key)}

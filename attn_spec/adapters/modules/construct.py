@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from attn_spec.adapters.implementation import described
+from attn_spec.adapters.modules.configs import annotated, beside
 from attn_spec.adapters.signature import TargetError
 
 # what the name of a constructor's argument, or of a field of its config, stands for
@@ -19,12 +21,22 @@ NAMES: dict[str, tuple[str, ...]] = {
     "hidden": (
         *("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "d_in", "emb_dim", "embedding_dim", "model_dim"),
         *("query_dim", "in_features", "dim_in", "in_dim", "d_embed", "embed_size", "hidden_dim", "width", "n_state"),
-        *("channels", "in_channels", "d_hidden", "d_emb", "input_dim", "model_size", "dmodel", "q_dim", "C", "d"),
+        *("channels", "in_channels", "d_hidden", "d_emb", "input_dim", "model_size", "dmodel", "q_dim", "C", "d", "nx"),
         *("features", "num_features", "n_features", "feature_dim", "token_dim", "n_units", "units", "query_size"),
     ),
     "heads": (
         *("num_heads", "n_heads", "heads", "n_head", "num_attention_heads", "nhead", "num_q_heads", "n_q_heads"),
-        *("num_query_heads", "n_query_heads", "query_heads", "q_heads", "head", "nheads", "h", "nr_heads"),
+        *(
+            "num_query_heads",
+            "n_query_heads",
+            "query_heads",
+            "q_heads",
+            "head",
+            "nheads",
+            "h",
+            "nr_heads",
+            "num_attn_heads",
+        ),
     ),
     "kv_heads": (
         *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),
@@ -56,6 +68,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "bias": ("bias", "qkv_bias", "use_bias", "attention_bias", "out_bias", "proj_bias", "qk_bias"),
     "causal": ("causal", "is_causal", "use_causal_mask", "masked", "causal_mask"),
+    "channels": ("rotary_dim", "query_pre_attn_scalar"),  # a number that is usually the channels of a head
+    "scale": ("attention_multiplier",),
+    "one": ("attention_downsample_rate", "downsample_rate"),  # by which the channels of a head are divided
     "layer": ("layer_idx", "layer_id", "layer_index"),
     "window": ("window", "window_size", "sliding_window", "local_window_size", "attention_window", "window_len"),
 }
@@ -97,6 +112,18 @@ class Sizes:
     @property
     def out(self) -> int:
         return self.head_dim * (self.heads if READINGS[self.reading][1] == "all heads" else 1)
+
+    @property
+    def channels(self) -> int:
+        return self.head_dim
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def one(self) -> int:
+        return 1
 
     @property
     def window(self) -> int:
@@ -213,11 +240,13 @@ class Constructor:
         given = self._given(p.name).get("class")
         if given:
             return _imported(str(given), f"{self.name}: construct: {p.name}: class")
-        kind = p.annotation
-        if isinstance(kind, str):
-            owner = self.make.__init__ if inspect.isclass(self.make) else self.make
-            kind = getattr(owner, "__globals__", {}).get(kind.strip("'\""), None)
-        return kind if inspect.isclass(kind) and kind.__module__ != "builtins" and _fields(kind) else None
+        owner = self.make.__init__ if inspect.isclass(self.make) else self.make
+        known = getattr(owner, "__globals__", {})
+        named = [kind for kind in annotated(p.annotation, known) if _fields(kind)]
+        if not named and p.annotation is p.empty and inspect.isclass(self.make):
+            named = [kind for kind in beside(self.make.__name__, known) if _fields(kind)]
+        whole = [kind for kind in named if any(ROLE_OF.get(field) == "heads" for field in _fields(kind))]
+        return next(iter([*whole, *named]), None)  # one of parts, each with a config of its own, has no heads
 
     def build(self, sizes: Sizes) -> nn.Module:
         """A module for the sizes. Raises TargetError where the constructor needs what names can't give, or raises."""
@@ -275,9 +304,9 @@ class Constructor:
                     f"{self.name}: its constructor asks {asked[missing]} for {missing!r}, whose meaning can't be told "
                     f"from the name; give it in attn.yaml: `construct: {{{asked[missing]}: {{{missing}: ...}}}}`"
                 ) from error
-            shown = ", ".join(f"{key}={value!r}" for key, value in full.items() if not isinstance(value, _Named))
+            shown = ", ".join(f"{key}={_shown(value)}" for key, value in full.items() if not isinstance(value, _Named))
             raise TargetError(
-                f"{self.name}: its constructor raises {type(error).__name__}: {' '.join(str(error).split())} (called "
+                f"{self.name}: its constructor raises {described(error)} (called "
                 f"with {shown or 'no argument'}); `construct:` in attn.yaml sets its arguments"
             ) from error
         if not isinstance(module, nn.Module):
@@ -303,6 +332,11 @@ class Constructor:
                 f"{self.name}: {kind.__name__} raises {type(error).__name__}: {' '.join(str(error).split())}; "
                 f"`construct: {{{p.name}: {{...}}}}` in attn.yaml sets its fields"
             ) from error
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"{type(value).__name__}(...)"
 
 
 def _is_built(value: Any) -> bool:

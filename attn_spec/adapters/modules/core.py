@@ -16,6 +16,7 @@ from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
+from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
@@ -72,6 +73,7 @@ class ModuleFunction(Building):
 
     multihead = False  # whether it is torch's own nn.MultiheadAttention
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
+    bool_mask = ""  # what True means where its mask is bool: "hidden" or "seen"
     resets = ""  # the method that empties it, where each call goes on from the one before
     biased = False  # whether it adds a bias by position of its own
 
@@ -196,7 +198,8 @@ class ModuleFunction(Building):
     ) -> Any:
         """Call forward with the inputs, what is asked for, and what each call gets."""
         length = next(iter(inputs.values())).shape[0 if self.input in ("SBD", "SD") else 1]
-        given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **named}
+        zeros = self.forward.zeros(next(iter(inputs.values())))
+        given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **zeros, **named}
         if self.multihead:
             given = self._for_multihead(given, like, inputs)
         elif self.by_mask:
@@ -222,7 +225,7 @@ class ModuleFunction(Building):
 
     def _causal_mask(self, given: dict[str, Any], like: Tensor, q_len: int, kv_len: int) -> dict[str, Any]:
         """The mask with the causal triangle in it, as transformers has it; no mask is one that hides nothing."""
-        name, causal = self.forward.roles["mask"], given.pop("is_causal", False)
+        name, causal = self.forward.roles["mask"], given.pop("is_causal", False) or bool(triangle_of(self.module))
         mask = given.get(name)
         low = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)  # a softmax in float32 must hold it
         if mask is not None and mask.dtype == torch.bool:
@@ -234,6 +237,11 @@ class ModuleFunction(Building):
         if causal:
             past = torch.ones(q_len, kv_len, dtype=torch.bool).tril()
             mask = mask.expand(*mask.shape[:-2], q_len, kv_len).masked_fill(~past, low)
+        if self.bool_mask:
+            hidden = mask <= low / 2
+            if bool(mask[~hidden].any()):
+                raise Unsupported("its mask is bool: it takes no bias")
+            return {**given, name: hidden if self.bool_mask == "hidden" else ~hidden}
         return {**given, name: mask.to(like.dtype)}
 
     def _for_multihead(self, given: dict[str, Any], like: Tensor, inputs: dict[str, Tensor]) -> dict[str, Any]:

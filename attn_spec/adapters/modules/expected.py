@@ -29,12 +29,17 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     found = {"layout": Finding("BHSD", "assumed", "between its projections")}
     found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
     names = set(f.forward.roles.values())
-    if f.multihead or {"key_padding_mask", "need_weights"} <= names:
+    wraps = any(isinstance(m, nn.MultiheadAttention) for m in f.module.modules())
+    if f.multihead or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
         why = "nn.MultiheadAttention's names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
     built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
         found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
+        return found
+    triangle = triangle_of(f.module) if f.by_mask else ""
+    if triangle:
+        found["causal"] = Finding("always", "assumed", f"the buffer {triangle} is triangular")
         return found
     if "causal" in f.forward.roles or f.causal_by:
         how = {"constructor": "the constructor's flag", "mask": "the triangle goes in with the mask"}.get(f.causal_by)
@@ -70,9 +75,8 @@ def _why_causal(f: ModuleFunction) -> str:
         return f"its source says {compared}"
     if keeps and not masked:
         return "it keeps a cache and takes no mask"
-    for name, buffer in f.module.named_buffers():
-        if _is_triangle(buffer):
-            return f"the buffer {name} is triangular"
+    if triangle := triangle_of(f.module):
+        return f"the buffer {triangle} is triangular"
     if f.constructor is not None and not masked:
         by_length = [p.name for p in f.constructor.parameters() if p.name in BY_LENGTH]
         if by_length:
@@ -187,6 +191,11 @@ def source_of(module: nn.Module, of: str = "") -> str:
         return inspect.getsource(getattr(kind, of) if of else kind)
     except (OSError, TypeError):  # a class that was renamed can't be found by its name
         return "" if of else f"{kind.__doc__ or ''}\n{source_of(module, of='forward')}"
+
+
+def triangle_of(module: nn.Module) -> str:
+    """The name of a triangular buffer; "" where there is none."""
+    return next((name for name, buffer in module.named_buffers() if _is_triangle(buffer)), "")
 
 
 def _is_triangle(buffer: Tensor) -> bool:

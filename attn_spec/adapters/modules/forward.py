@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,18 @@ from attn_spec.conventions import ROLES
 
 INPUTS = (
     *("x", "hidden_states", "hidden", "inputs", "input", "inp", "embeddings", "tokens", "src", "tgt", "x_q", "q_in"),
-    *("x_1", "x1", "query_states", "hidden_state", "inputs_q", "queries_input", "input_tensor", "feats", "features"),
+    *(
+        "x_1",
+        "x1",
+        "query_states",
+        "hidden_state",
+        "from_tensor",
+        "inputs_q",
+        "queries_input",
+        "input_tensor",
+        "feats",
+        "features",
+    ),
 )
 CONTEXTS = (
     *("context", "memory", "encoder_hidden_states", "key_value_states", "x_2", "x2", "kv", "y", "cond", "enc"),
@@ -35,6 +47,9 @@ CONTEXTS = (
         "kv_input",
         "kv_states",
         "key_value_input",
+        "xa",
+        "to_tensor",
+        "cross_attention_states",
     ),
 )
 ROTATIONS = ("position_embeddings", "rotary_pos_emb", "rotary_emb", "freqs_cis", "freqs", "rope")
@@ -43,6 +58,7 @@ MORE = {  # further names of forward, beside those of functions
     "key_padding": ("pad_mask", "key_mask", "kv_mask"),
     "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
 }
+ZEROS = ("residual", "alibi")  # what is added: to the output, to the scores
 STARTS = ("start_pos", "start_position", "past_length", "pos_offset", "offset")  # the position of the first token
 POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
 BATCHED = ("position_ids",)  # LongTensor [1, S]
@@ -57,7 +73,7 @@ NOTHING = (  # arguments that are left out, or None, when nothing is asked of th
         "start_pos",
     ),
     *(*POSITIONS, *BATCHED),
-    *("head_mask", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
+    *("layer_idx", "head_mask", "layer_head_mask", "position_bias", "encoder_attention_mask", "mem"),
 )
 
 
@@ -88,6 +104,8 @@ class Forward:
 
     inputs: the one of the hidden states, or the three of query, key and value.  context: of what keys are made from, if
     that can be given.  roles: role -> name, of masks, flags and the like.  fixed: what each call gets (`call:`).
+    turned: for how many of a head's channels rotations are given, as a share of them.  complex: whether they go in as
+    complex numbers whatever their name.  empty: what is given as None.
     """
 
     inputs: tuple[str, ...]
@@ -99,11 +117,21 @@ class Forward:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    turned: float = 1.0
+    complex: bool = False
+    empty: tuple[str, ...] = ()
 
     @property
     def separate(self) -> bool:
         """Whether query, key and value are given apart."""
         return len(self.inputs) == 3
+
+    def zeros(self, states: Tensor) -> dict[str, Tensor]:
+        """What the module adds and its caller must give, as what changes nothing; states: the hidden states."""
+        known = {"residual": torch.zeros_like(states), "alibi": states.new_zeros(1, 1, 1)}
+        return {
+            name: x for name, x in known.items() if name in self.required and name not in (*self.fixed, *self.empty)
+        }
 
     def extras(
         self,
@@ -120,6 +148,7 @@ class Forward:
         start: the position of the first token; then rotations are real ones, by the positions from there on.
         table: rotations are given for this many positions from 0 on, [table, head_dim], not for the tokens alone.
         """
+        head_dim = int(head_dim * self.turned)
         cos, sin = x.new_ones(1, length, head_dim), x.new_zeros(1, length, head_dim)
         turns = torch.ones(length, head_dim // 2, dtype=torch.complex64)
         if start is not None:
@@ -136,19 +165,21 @@ class Forward:
             "identity_rotation": (cos, sin),
             "positions": torch.arange(start or 0, (start or 0) + length)[None],
         }
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict.fromkeys(self.empty)
         if "cos" in self.required or "sin" in self.required:
             values |= {name: value for name, value in (("cos", cos), ("sin", sin)) if name in self.required}
         for name in self.rotations:
             if name in ("freqs_cis", "freqs"):
                 values[name] = turns
+            elif self.complex:
+                values[name] = turns[None]
             else:
                 values[name] = (cos, sin)
         for name in self.required:
             if name in (*POSITIONS, *BATCHED):
                 values[name] = known["positions"] if name in BATCHED else known["positions"][0]
             elif name in NOTHING:
-                values[name] = 0 if name in STARTS else None
+                values[name] = 0 if name in (*STARTS, "layer_idx") else None
         for name, value in self.fixed.items():
             values[name] = _word(value, known)
         return values
@@ -182,7 +213,7 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
         raise TargetError(f"{name}: its forward takes nothing; an attention takes hidden states")
     inputs, context, context_required = _inputs(parameters, by_name)
     roles: dict[str, str] = {role: parameter for parameter, role in by_name.items() if role not in ("q", "k", "v")}
-    rotations, required, left = [], [], []
+    rotations, required, left, empty = [], [], [], []
     for p in parameters:
         if p.name in (*inputs, context, *fixed):
             continue
@@ -193,7 +224,9 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
         if p.name in ROTATIONS and (needed or p.name == "position_embeddings"):  # which transformers needs all the same
             rotations.append(p.name)
         elif needed and not role:
-            if p.name not in ("cos", "sin", *NOTHING):
+            if _may_be_none(p.annotation) and p.name not in NOTHING:
+                empty.append(p.name)
+            elif p.name not in ("cos", "sin", *ZEROS, *NOTHING):
                 raise TargetError(
                     f"{name}: its forward requires {p.name!r}, whose meaning can't be told from the name; give it in "
                     f"attn.yaml: `call: {{{p.name}: ...}}`, or say what it is under `parameters:`"
@@ -204,8 +237,23 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
             required.append(p.name)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     return Forward(
-        inputs, context, context_required, roles, tuple(required), tuple(rotations), fixed, defaults, tuple(left)
+        inputs,
+        context,
+        context_required,
+        roles,
+        tuple(required),
+        tuple(rotations),
+        fixed,
+        defaults,
+        tuple(left),
+        empty=tuple(empty),
     )
+
+
+def _may_be_none(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return re.search(r"\bOptional\[|\bNone\b", annotation) is not None
+    return type(None) in get_args(annotation)
 
 
 def _check_names(
@@ -221,7 +269,7 @@ def _check_names(
 
 def _inputs(parameters: list[inspect.Parameter], by_name: Mapping[str, str]) -> tuple[tuple[str, ...], str, bool]:
     """The inputs of forward: (hidden states,) and a context, or (query, key, value)."""
-    role = {p.name: by_name.get(p.name) or _tensor_role(p.name) for p in parameters}
+    role = {p.name: by_name.get(p.name) or tensor_role(p.name) for p in parameters}
     triple = [next((n for n, r in role.items() if r == wanted), "") for wanted in ("q", "k", "v")]
     if all(triple):
         return tuple(triple), "", False
@@ -233,9 +281,18 @@ def _inputs(parameters: list[inspect.Parameter], by_name: Mapping[str, str]) -> 
     return (first,), context.name if context else "", bool(context and context.default is context.empty)
 
 
-def _tensor_role(name: str) -> str:
+def tensor_role(name: str) -> str:
+    """ "q", "k" or "v" for the name of an input; "" where it says none of them."""
     name = name.lower()
     for role in ("q", "k", "v"):
-        if name in (*ROLES[role], f"{role}_in", f"x_{role}", f"input_{role}", f"{role}_input", f"inputs_{role}"):
+        if name in (
+            *ROLES[role],
+            f"{role}_in",
+            f"x_{role}",
+            f"input_{role}",
+            f"{role}_input",
+            f"inputs_{role}",
+            f"{ROLES[role][1]}_tensor",
+        ):
             return role
     return ""

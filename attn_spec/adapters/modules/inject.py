@@ -163,7 +163,7 @@ class Inject(Met):
         self.filled.add(key)
         order = order_of(given)
         if order is not None and self._covers(order, wanted):
-            if p.role in ("q", "qkv"):
+            if p.role == "q" or (p.role == "qkv" and self.order is None):  # used in parts, that of q is the first
                 self.order = order
             rows = wanted[order]
         else:

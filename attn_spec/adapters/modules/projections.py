@@ -81,7 +81,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "qkv": (
         *("qkv", "qkv_proj", "c_attn", "in_proj", "to_qkv", "wqkv", "w_qkv", "query_key_value", "in_proj_weight"),
         *("w_pack", "qkv_linear", "attn", "qkv_lin", "fused_qkv", "linear_qkv", "qkv_projection", "proj_qkv", "fc_qkv"),
-        *("qkv_weight", "in_linear", "attention"),
+        *("qkv_weight", "in_linear", "attention", "att_proj"),
     ),
     "kv": ("to_kv", "kv", "kv_proj", "wkv", "w_kv", "kv_linear", "linear_kv", "fc_kv", "key_value", "proj_kv", "c_kv"),
 }

@@ -241,6 +241,7 @@ class Session:
         table = stop if any(name in self.names for name in STARTS) else 0
         whole = max(table, self.capacity) if table else 0
         given = forward.extras(x, stop - start, self.sizes.head_dim, self.sizes.words, start=start, table=whole)
+        given |= forward.zeros(laid)
         given |= {name: value for name, value in named.items() if not (value is None and name in forward.defaults)}
         by_position = self.protocol.kind == "positions" or bool(cache) or self.protocol.kind == "built"
         decoding = (
@@ -254,6 +255,9 @@ class Session:
         if self.protocol.kind == "built" and decoding and self.protocol.mask:
             given[self.protocol.mask] = self._over_capacity(given.get(self.protocol.mask), start, stop)
         if f.by_mask:
+            mask = given.get(f.forward.roles["mask"])
+            if mask is not None and mask.dim() == 4 and len(mask) == 1:  # some of transformers' look at the batch size
+                given[f.forward.roles["mask"]] = mask.expand(len(x), -1, -1, -1)
             given = f._causal_mask(given, x[:, None], stop - start, stop)
         return self.module(**inputs, **{**given, **cache})
 

@@ -28,6 +28,8 @@ def settle(f: ModuleFunction) -> None:
     f.by_mask = not f.multihead and _by_mask(f)
     if "window" in f.roles:
         _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
+    _turned(f)
+    _mask_form(f)
     _resets(f)
     _needs_context(f)
     _input(f)
@@ -89,6 +91,62 @@ def _by_mask(f: ModuleFunction) -> bool:
 # what a call can't do without -----------------------------------------------------------------------------------------
 
 
+def _turned(f: ModuleFunction) -> None:
+    """Find out for which share of a head's channels the module wants its rotations; all where it runs on none.
+
+    Where it runs on none, but without what may be left out, that is no rotation.
+    """
+    given = f.forward
+    if not given.rotations and not {"cos", "sin"} & set(given.required):
+        return
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
+    needed = tuple(name for name in given.rotations if name in given.required)
+    without = replace(given, rotations=needed, left=(*given.left, *(set(given.rotations) - set(needed))))
+    shares = (1.0, 0.5, 0.25, 0.75)
+    ways = [*((n, replace(given, turned=n)) for n in shares), (1.0, replace(given, complex=True)), (1.0, without)]
+    for share, f.forward in ways:
+        try:
+            run_whole(f, x)
+        except Exception:  # of the user's own
+            continue
+        if share != 1.0:
+            _note(f, "rotation", f"{share:g} of a head", "measured", "with rotations of more channels it raises")
+        return
+    f.forward = given
+
+
+def _mask_form(f: ModuleFunction) -> None:
+    """Find out whether a module of transformers wants its mask bool, and what True means: what hides the last key."""
+    if not f.by_mask:
+        return
+    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
+    changed = x.clone()
+    changed[:, -1] += 1.0
+    whole = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
+    last = whole.clone()
+    last[..., -1] = False
+    name = f.forward.roles["mask"]
+    for form in ("", "hidden", "seen"):
+        f.bool_mask = form
+        try:
+            seen, hidden = ([run_whole(f, y, {name: m})[:, 0] for y in (x, changed)] for m in (whole, last))
+        except Exception:  # of the user's own
+            continue
+        if torch.equal(*hidden) and not torch.equal(*seen):
+            if form:
+                _note(f, "mask", f"bool, True = {form}", "measured", "what hides the last key")
+            return
+    f.bool_mask = ""
+    runs = []
+    for f.by_mask in (True, False):
+        try:
+            run_whole(f, x)
+            runs.append(f.by_mask)
+        except Exception:  # of the user's own
+            continue
+    f.by_mask = runs != [False]  # one that takes no mask of q by k is called without
+
+
 def _resets(f: ModuleFunction) -> None:
     """Find out whether every call goes on from the one before, until a method of its own empties the module."""
     name = sessions.reset_of(f)
@@ -136,15 +194,14 @@ def _input(f: ModuleFunction) -> None:
     if f.declared.get("input"):
         _note(f, "input", f.input, "declared", "attn.yaml")
         return
-    first = getattr(f.module, "batch_first", None)
-    named = (
-        next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None) if first is None else first
-    )
-    if named is not None:
+    own = getattr(f.module, "batch_first", None)
+    inner = next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None)
+    named = inner if own is None else own
+    mixed, error = (None, "") if named or own is not None else _axes_that_mix(f)
+    if named is not None and (named or mixed != [1]):  # a module may swap the axes for the one inside
         f.input = "BSD" if named else "SBD"
         _note(f, "input", f.input, "assumed", f"batch_first = {named}")
         return
-    mixed, error = _axes_that_mix(f)
     if mixed == [0]:
         f.input = "SBD"
     evidence = (
@@ -183,8 +240,8 @@ def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
     return [axis for axis in (0, 1) if bool(moved.select(1 - axis, 0)[1:].any())], ""
 
 
-def run_whole(f: ModuleFunction, x: Tensor) -> Tensor:
-    """One run of the first module on hidden states as they are, no gradient, in eval mode."""
+def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None) -> Tensor:
+    """One run of the first module on hidden states as they are, no gradient, in eval mode; named: what is asked for."""
     module = f.built(f.sizes, torch.float32)
     inputs: dict[str, Tensor] = dict.fromkeys(f.forward.inputs, x)
     if f.forward.context_required:
@@ -194,7 +251,7 @@ def run_whole(f: ModuleFunction, x: Tensor) -> Tensor:
         y = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, generator=torch.Generator().manual_seed(1))
         inputs = dict(zip(f.forward.inputs, (x, y, y), strict=True))
     with torch.no_grad():
-        tensors = f.tensors(f._call(module, f.sizes, inputs, {}, x))
+        tensors = f.tensors(f._call(module, f.sizes, inputs, dict(named or {}), x))
     return tensors[0]
 
 
@@ -247,7 +304,7 @@ def _fits(f: ModuleFunction) -> bool:
             v = torch.randn(2, s.kv_heads, length, s.v_dim, generator=g)
             before = f.core(q, k, v, {})[0]
             changed = q.clone()
-            changed[0, 0, -1] += 1.0
+            changed[0, 0, -1] += torch.randn(s.head_dim, generator=g)  # no shift alone, which a LayerNorm takes off
             moved = ((f.core(changed, k, v, {})[0] - before).abs() > 1e-6).any(-1)
     except (Unsupported, NotInjected, Violation, TargetError):
         return False
