@@ -232,9 +232,10 @@ def _bias(parameters: Mapping[str, Tensor], name: str, role: str) -> Tensor | No
                 return parameters[f"{before}{spelt}"]
     added = {"b", "bias", *BESIDE} - {"w", "weight", "weights"}
     for near, parameter in parameters.items():  # out_b beside out_w
-        if near.startswith(before) and "." not in (last := near[len(before) :]) and parameter.dim() < weight.dim():
-            if _meant(last, added) == role:
-                return parameter
+        last = near[len(before) :]
+        beside = near.startswith(before) and "." not in last and parameter.dim() < weight.dim()
+        if beside and _meant(last, added) == role:
+            return parameter
     return None
 
 
