@@ -314,7 +314,10 @@ def precision(implementation: Implementation, dtype: str) -> tuple[Precision | N
             continue
         ran += 1
         for n, choice in enumerate(choices):
-            right = oracle.answer(implementation.effective(arguments), implementation.conventions.meaning, choice)
+            if causal or implementation.positional:
+                right = oracle.answer(implementation.effective(arguments), implementation.conventions.meaning, choice)
+            else:
+                right = oracle.known_answer(problem, implementation.conventions.meaning, choice)
             ratio = right.compare(out).ratio if out.shape == right.output.shape else float("inf")
             worst[n] = max(worst[n], ratio)
     if not ran:
