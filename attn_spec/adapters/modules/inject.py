@@ -67,10 +67,11 @@ class Met(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in HANDS_ON:
             return func(*args, **kwargs)
-        used = next((x for x in (*args, *kwargs.values()) if self._is_weight(x)), None)
+        with torch._C.DisableTorchFunction():  # what is looked at here is no call of the module's, to a recorder around
+            used = next((x for x in (*args, *kwargs.values()) if self._is_weight(x)), None)
+            given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_input(x)), None)
         if used is None:
             return func(*args, **kwargs)
-        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_input(x)), None)
         result = func(*args, **kwargs)
         if given is None or not isinstance(result, Tensor):
             return result
@@ -162,8 +163,10 @@ class Inject(Met):
         if wanted.numel() != result.numel() or (wanted.shape[-1] != result.shape[-1] and result.dim() != 4):
             raise NotInjected(f"{p.name} gives {list(result.shape)}, where {key} is {list(wanted.shape)}")
         self.filled.add(key)
-        order = self._order_of(given)
-        if order is not None and self._covers(order, wanted):
+        with torch._C.DisableTorchFunction():
+            order = self._order_of(given)
+            whole = order is not None and self._covers(order, wanted)
+        if order is not None and whole:
             if p.role in ("q", "qkv"):
                 self.order = order
             rows = wanted[order]
