@@ -174,7 +174,7 @@ def judge(subject: Subject, law: Law, wanted: Search, limits: dict[str, Any], te
     return result
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _before(code: str, wanted: Search, can: Capabilities, masked: bool) -> Drawn:
     """What searches of this kind have drawn in this process: drawing takes as long as judging."""
     return Drawn()

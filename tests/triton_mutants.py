@@ -75,7 +75,7 @@ MUTANTS = (
         'o = rescale[:, None] * o + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
         'o = o + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
         ("online-softmax-output-unrescaled-16",),
-        laws=("ATN804", "ATN805"),
+        laws=("ATN804", "ATN805", "ATN103"),
     ),
     Mutant(
         "exp2-without-log2e",
@@ -127,6 +127,7 @@ MUTANTS = (
         "store(dk_ptr + b * dk_b + kv_head * dk_h, dk * scale, j, d, dk_j, dk_d, kv_len, head_dim)",
         "store(dk_ptr + b * dk_b + kv_head * dk_h, dk, j, d, dk_j, dk_d, kv_len, head_dim)",
         ("key-gradient-unscaled",),
+        laws=("ATN902", "ATN906", "ATN910"),
     ),
     Mutant(
         "kv-head-modulo",
@@ -134,6 +135,7 @@ MUTANTS = (
         "kv_head = h // group",
         "kv_head = h % (heads // group)",
         ("kv-heads-tiled",),
+        laws=("ATN603", "ATN605", "ATN306", "ATN305"),
     ),
 )
 
@@ -181,6 +183,5 @@ if __name__ == "__main__":
     wanted = sys.argv[2:]
     for mutant in MUTANTS:
         if not wanted or mutant.name in wanted:
-            print(
-                json.dumps({"mutant": mutant.name, **judged(mutant.plant(Path(sys.argv[1])), mutant.laws)}), flush=True
-            )
+            said = judged(mutant.plant(Path(sys.argv[1])), mutant.laws)
+            print(json.dumps({"mutant": mutant.name, **said}), flush=True)
