@@ -75,7 +75,7 @@ MUTANTS = (
         'o = rescale[:, None] * o + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
         'o = o + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
         ("online-softmax-output-unrescaled-16",),
-        laws=("ATN804", "ATN805", "ATN103"),
+        laws=("ATN804", "ATN805"),
     ),
     Mutant(
         "exp2-without-log2e",
