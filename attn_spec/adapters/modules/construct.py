@@ -190,8 +190,11 @@ class Constructor:
     @cached_property
     def _of_planes(self) -> bool:
         """Whether its window is one of a plane, with a table of relative positions."""
+        from attn_spec.adapters.modules.expected import class_source
+
         try:
-            return "relative_position" in inspect.getsource(self.make)
+            source = class_source(self.make) if isinstance(self.make, type) else inspect.getsource(self.make)
+            return "relative_position" in source
         except (OSError, TypeError):
             return False
 
