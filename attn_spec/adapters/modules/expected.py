@@ -132,7 +132,10 @@ def class_source(kind: type) -> str:
 
     Raises OSError or TypeError where it can't be read.
     """
-    lines, _ = inspect.findsource(sys.modules.get(kind.__module__))
+    module = sys.modules.get(kind.__module__)
+    if module is None:
+        return inspect.getsource(kind)
+    lines, _ = inspect.findsource(module)
     begins = re.compile(rf"\s*class {kind.__name__}\b")
     found = [n for n, line in enumerate(lines) if begins.match(line)]
     return "".join(inspect.getblock(lines[found[0] :])) if len(found) == 1 else inspect.getsource(kind)
