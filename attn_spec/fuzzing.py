@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import hypothesis
@@ -22,7 +23,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
 from attn_spec import shrink, strategies
-from attn_spec.capabilities import capabilities
+from attn_spec.capabilities import Capabilities, capabilities
 from attn_spec.engine import CheckResult, Subject
 from attn_spec.law import Law
 from attn_spec.problem import Problem
@@ -86,23 +87,40 @@ class Met:
         self.first.setdefault(outcome, problem)
 
 
+@dataclass
+class Drawn:
+    """The different problems that were drawn so far, in order. whole: no other one follows."""
+
+    problems: dict[Problem, None] = field(default_factory=dict)
+    whole: bool = False
+
+
 class _Failed(Exception):  # noqa: N818
     """Ends a search."""
 
 
 def search(
-    subject: Subject, law: Law, drawn: SearchStrategy[Problem], *, examples: int, seed: int = 0, seconds: float = 60.0
+    subject: Subject,
+    law: Law,
+    drawn: SearchStrategy[Problem],
+    *,
+    examples: int,
+    seed: int = 0,
+    seconds: float = 60.0,
+    before: Drawn | None = None,
 ) -> Met:
-    """Try a law on random problems until one fails. After so many seconds the rest is left out."""
+    """Try a law on random problems until one fails. After so many seconds the rest is left out.
+
+    before: what searches with the same law, strategy, examples and seed have drawn. It is tried first, and grows.
+    """
     met, known = Met(), set[Problem]()
+    before = before or Drawn()
     stop = min(time.perf_counter() + seconds, subject.deadline)
 
-    @hypothesis.seed(int(law.code[3:]) * 1000 + seed)
-    @profile(examples)
-    @given(drawn)
     def tried(problem: Problem) -> None:
         if problem == met.first.get("failed"):  # Hypothesis runs what failed once more
             raise _Failed
+        before.problems.setdefault(problem)
         if problem in known or met.outcomes["failed"] or time.perf_counter() > stop or met.in_vain:
             return
         known.add(problem)
@@ -114,8 +132,13 @@ def search(
             met.first["failed"] = problem
             raise _Failed
 
+    seeded = hypothesis.seed(int(law.code[3:]) * 1000 + seed)
     with _nothing_from_local_modules(), suppress(_Failed):
-        tried()
+        for problem in list(before.problems):
+            tried(problem)
+        if not before.whole:
+            seeded(profile(examples)(given(drawn)(tried)))()
+            before.whole = True
     return met
 
 
@@ -128,8 +151,15 @@ def judge(subject: Subject, law: Law, wanted: Search, limits: dict[str, Any], te
     masked = bool(limits.pop("masked", False))
     can = capabilities(subject.implementation).but(**limits)
     drawn = strategies.problems(for_=can, dtypes=wanted.dtypes, device=wanted.device, masked=masked)
-    seconds = SECONDS.get(wanted.examples, 60.0)
-    met = search(subject, law, drawn, examples=wanted.examples, seed=wanted.seed, seconds=seconds)
+    met = search(
+        subject,
+        law,
+        drawn,
+        examples=wanted.examples,
+        seed=wanted.seed,
+        seconds=SECONDS.get(wanted.examples, 60.0),
+        before=_before(law.code, wanted, can, masked),
+    )
     found = met.first.get("failed")
     if found is not None:
         found = shrink.smaller(subject, law, found)
@@ -142,6 +172,12 @@ def judge(subject: Subject, law: Law, wanted: Search, limits: dict[str, Any], te
     result.evidence["random_problems"] = dict(met.outcomes)
     result.duration_s = time.perf_counter() - start
     return result
+
+
+@lru_cache(maxsize=128)
+def _before(code: str, wanted: Search, can: Capabilities, masked: bool) -> Drawn:
+    """What searches of this kind have drawn in this process: drawing takes as long as judging."""
+    return Drawn()
 
 
 @contextmanager

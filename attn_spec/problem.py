@@ -323,9 +323,17 @@ class Problem:
 SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_dim")
 
 
-@lru_cache(maxsize=64)
+FEW = 1 << 14  # numbers of what is kept by the hundreds: 128 KiB in float64; most problems have fewer
+
+
 def _drawn(kind: str, sizes: Sizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    return values.draw(kind, sizes, seed)
+    b, h, kv_heads, q_len, kv_len, d, d_v = sizes
+    few = b * (h * q_len * d + kv_heads * kv_len * (d + d_v)) <= FEW
+    return (_few_drawn if few else _many_drawn)(kind, sizes, seed)
+
+
+_few_drawn = lru_cache(maxsize=512)(values.draw)
+_many_drawn = lru_cache(maxsize=32)(values.draw)
 
 
 def _contiguous(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "blind"))
 import decoding_honest
 import decoding_mutants
 
-from attn_spec import check_attention
+from attn_spec import adapt, check_attention
 from attn_spec.adapters.signature import TargetError
 
 MUTANTS: dict[str, Callable[..., Any]] = decoding_mutants.MUTANTS
@@ -30,13 +30,21 @@ ASKS = {
 }
 
 
+def verdict_of(name):
+    """The laws of decoding come first: they catch most of them."""
+    implementation = adapt(MUTANTS[name], name=name)
+    report = check_attention(implementation, exitfirst=True, laws=LAWS[:1])
+    if report.verdict != "failed":
+        report = check_attention(implementation, exitfirst=True, laws=LAWS)
+    return report.verdict
+
+
 @pytest.mark.parametrize("name", sorted(set(MUTANTS) - set(ASKS)))
 def test_mutant_is_red(name):
-    report = check_attention(MUTANTS[name], exitfirst=True, laws=LAWS)
     if name in NOT_RED:
-        assert report.verdict == "passed", f"{name} is red now: take it off the list"
+        assert verdict_of(name) == "passed", f"{name} is red now: take it off the list"
     else:
-        assert report.verdict == "failed", f"{name} gets through: {MUTANTS[name].__doc__}"
+        assert verdict_of(name) == "failed", f"{name} gets through: {MUTANTS[name].__doc__}"
 
 
 @pytest.mark.parametrize("name", sorted(set(HONEST) - set(ASKS)))

@@ -286,6 +286,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     return {one.pop("mutant"): one for one in map(json.loads, found.stdout.splitlines())}
 
 
+@pytest.mark.xdist_group("triton-mutants")  # one worker judges them all
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_caught_and_named(verdicts: dict[str, dict[str, Any]], mutant: Mutant) -> None:
     said = verdicts[mutant.name]

@@ -315,8 +315,13 @@ def precision(implementation: Implementation, dtype: str) -> tuple[Precision | N
             reason = str(error)
             continue
         ran += 1
+        meaning, as_it_stands = implementation.conventions.meaning, not (causal or implementation.positional)
+        seen = arguments if as_it_stands else implementation.effective(arguments)
         for n, choice in enumerate(choices):
-            right = oracle.answer(implementation.effective(arguments), implementation.conventions.meaning, choice)
+            if as_it_stands:
+                right = oracle.known_answer(problem, meaning, choice)
+            else:
+                right = oracle.answer(seen, meaning, choice)
             ratio = right.compare(out).ratio if out.shape == right.output.shape else float("inf")
             worst[n] = max(worst[n], ratio)
     if not ran:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,7 +53,13 @@ class Signature:
         return next((p.default for p in self.parameters if p.name == self.roles.get(role)), None)
 
     def required(self, role: str) -> bool:
-        return any(p.name == self.roles.get(role) and p.required for p in self.parameters)
+        return role in self._required
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        """The roles of the parameters without a default: asked for several times in each call."""
+        names = {p.name for p in self.parameters if p.required}
+        return frozenset(role for role, name in self.roles.items() if name in names)
 
     def call(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments for values by parameter name."""
@@ -66,12 +73,16 @@ class Signature:
                 args.append(values.get(p.name))
             elif p.name in values:
                 kwargs[p.name] = values[p.name]
-        kwargs.update({name: value for name, value in values.items() if name not in {p.name for p in self.parameters}})
+        kwargs.update({name: value for name, value in values.items() if name not in self._names})
         return args, kwargs
 
-    @property
-    def _tensors(self) -> set[str]:
-        return {self.roles[role] for role in ("q", "k", "v")}
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.parameters)
+
+    @cached_property
+    def _tensors(self) -> frozenset[str]:
+        return frozenset(self.roles[role] for role in ("q", "k", "v"))
 
     def __str__(self) -> str:
         return f"({', '.join(p.name if p.required else p.name + '=' for p in self.parameters)})"

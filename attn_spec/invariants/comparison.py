@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from attn_spec import oracle, tolerance
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import one_hot
-from attn_spec.conventions import Meaning
 from attn_spec.law import Unsupported, Violation
 from attn_spec.oracle import Answer
 from attn_spec.problem import Arguments, Problem
-from attn_spec.tolerance import Precision, Worst
+from attn_spec.tolerance import Worst
 
 AXES = ("sample", "head", "query", "channel")
 
@@ -65,17 +62,12 @@ def answer(implementation: Implementation, arguments: Arguments, *, weights: boo
     return oracle.answer(seen, implementation.conventions.meaning, precision, weights=weights)
 
 
-@lru_cache(maxsize=512)
-def _known_answer(problem: Problem, meaning: Meaning, precision: Precision) -> Answer:
-    return oracle.answer(problem.arguments(meaning.alignment), meaning, precision)
-
-
 def answer_to(implementation: Implementation, problem: Problem) -> Answer:
     """As `answer`, for a problem as it stands: worked out once."""
     if implementation.positional:
         return answer(implementation, arguments_for(implementation, problem))
     precision = implementation.precision_for(problem.dtype)
-    return _known_answer(problem, implementation.conventions.meaning, precision)
+    return oracle.known_answer(problem, implementation.conventions.meaning, precision)
 
 
 def agrees(implementation: Implementation, problem: Problem) -> None:

@@ -172,7 +172,7 @@ class Building:
         else:
             assert self.constructor is not None
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(sizes.heads * 1000 + sizes.head_dim)
+                _seed(sizes.heads * 1000 + sizes.head_dim)
                 module = self.constructor.build(sizes)
                 if self.redraws:
                     draw_weights(self._projections(module))
@@ -228,6 +228,14 @@ class Building:
         """Channels of the hidden states and of the context for these sizes."""
         module = self.module if self.instance is not None else self.built(sizes, torch.float32)
         return self.widths(module, sizes)
+
+
+def _seed(seed: int) -> None:
+    """As torch.manual_seed, which without a GPU notes for each kind of GPU that it should, with a stack trace."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _width_of(p: Projection, sizes: Sizes) -> int:

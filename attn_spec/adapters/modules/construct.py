@@ -8,6 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -214,11 +215,14 @@ class Constructor:
         number = isinstance(p.default, int) and not isinstance(p.default, bool) and p.default > 0
         return (number or p.default is p.empty) and not self._of_planes
 
-    @property
+    @cached_property
     def _of_planes(self) -> bool:
         """Whether its window is one of a plane, with a table of relative positions."""
+        from attn_spec.adapters.modules.expected import class_source
+
         try:
-            return "relative_position" in inspect.getsource(self.make)
+            source = class_source(self.make) if isinstance(self.make, type) else inspect.getsource(self.make)
+            return "relative_position" in source
         except (OSError, TypeError):
             return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -188,7 +189,7 @@ def source_of(module: nn.Module, of: str = "") -> str:
     """The source of a module's class, or of one of its methods; "" where it can't be read."""
     kind = type(module)
     try:
-        return inspect.getsource(getattr(kind, of) if of else kind)
+        return inspect.getsource(getattr(kind, of)) if of else class_source(kind)
     except (OSError, TypeError):  # a class that was renamed can't be found by its name
         return "" if of else f"{kind.__doc__ or ''}\n{source_of(module, of='forward')}"
 
@@ -196,6 +197,20 @@ def source_of(module: nn.Module, of: str = "") -> str:
 def triangle_of(module: nn.Module) -> str:
     """The name of a triangular buffer; "" where there is none."""
     return next((name for name, buffer in module.named_buffers() if _is_triangle(buffer)), "")
+
+
+def class_source(kind: type) -> str:
+    """As inspect.getsource, which until Python 3.13 parses the whole file for it, however long it is.
+
+    Raises OSError or TypeError where it can't be read.
+    """
+    module = sys.modules.get(kind.__module__)
+    if module is None:
+        return inspect.getsource(kind)
+    lines, _ = inspect.findsource(module)
+    begins = re.compile(rf"\s*class {kind.__name__}\b")
+    found = [n for n, line in enumerate(lines) if begins.match(line)]
+    return "".join(inspect.getblock(lines[found[0] :])) if len(found) == 1 else inspect.getsource(kind)
 
 
 def _is_triangle(buffer: Tensor) -> bool:

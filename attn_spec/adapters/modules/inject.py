@@ -37,12 +37,12 @@ def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 COMPOSITES = {F.multi_head_attention_forward: unguarded(F.multi_head_attention_forward)}
 # calls that hand a weight on as it is, or a view of it
-HANDS_ON = (
+HANDS_ON = {
     *("t", "T", "mT", "H", "transpose", "permute", "view", "reshape", "chunk", "split", "narrow", "__getitem__", "to"),
     *("unsqueeze", "squeeze", "contiguous", "unbind", "detach", "expand", "__get__", "type", "float", "flatten", "dim"),
     *("unflatten", "size", "is_floating_point", "stride", "movedim", "select", "swapaxes", "data_ptr", "numel"),
     *("shape", "dtype", "device", "is_nested", "requires_grad", "ndim", "is_cuda", "layout", "is_quantized", "grad_fn"),
-)
+}
 
 
 @dataclass(eq=False)
@@ -67,10 +67,11 @@ class Met(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in HANDS_ON:
             return func(*args, **kwargs)
-        used = next((x for x in (*args, *kwargs.values()) if self._is_weight(x)), None)
+        with torch._C.DisableTorchFunction():  # what is looked at here is no call of the module's, to a recorder around
+            used = next((x for x in (*args, *kwargs.values()) if self._is_weight(x)), None)
+            given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_input(x)), None)
         if used is None:
             return func(*args, **kwargs)
-        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and self._is_input(x)), None)
         result = func(*args, **kwargs)
         if given is None or not isinstance(result, Tensor):
             return result
@@ -138,6 +139,7 @@ class Inject(Met):
     order: tuple[Tensor, Tensor] | None = None
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
+    read: tuple[Tensor, int, tuple[Tensor, Tensor] | None] | None = None  # the last input, as it was, and its order
 
     def met(self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor) -> Tensor:
         p = which[0]
@@ -161,8 +163,10 @@ class Inject(Met):
         if wanted.numel() != result.numel() or (wanted.shape[-1] != result.shape[-1] and result.dim() != 4):
             raise NotInjected(f"{p.name} gives {list(result.shape)}, where {key} is {list(wanted.shape)}")
         self.filled.add(key)
-        order = order_of(given)
-        if order is not None and self._covers(order, wanted):
+        with torch._C.DisableTorchFunction():
+            order = self._order_of(given)
+            whole = order is not None and self._covers(order, wanted)
+        if order is not None and whole:
             if p.role == "q" or (p.role == "qkv" and self.order is None):  # used in parts, that of q is the first
                 self.order = order
             rows = wanted[order]
@@ -173,6 +177,14 @@ class Inject(Met):
             b, h, n, d = result.shape
             return rows.reshape(b, n, h, d).transpose(1, 2).to(result.dtype)
         return rows.reshape(result.shape).to(result.dtype)
+
+    def _order_of(self, given: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The order of the rows of a projection's input, which most modules give to all three."""
+        if given.is_inference():  # has no version, and may have been changed
+            return order_of(given)
+        if self.read is None or self.read[0] is not given or self.read[1] != given._version:
+            self.read = given, given._version, order_of(given)
+        return self.read[2]
 
     @staticmethod
     def _covers(order: tuple[Tensor, Tensor], wanted: Tensor) -> bool:

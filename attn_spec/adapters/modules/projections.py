@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor, nn
 
@@ -181,6 +182,7 @@ def _in_a_row(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def _role(name: str) -> tuple[str, str, int | None]:
     """The role of a parameter by its name, where it stands, and the head that it is of, if it is of one.
 
