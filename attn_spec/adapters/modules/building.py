@@ -216,8 +216,9 @@ class Building:
             known = {role: value for role, value, _ in sizes_of(module, {})}
             hidden = known.get("hidden", sizes.heads * sizes.head_dim)
         kv_hidden = sizes.kv_hidden if self.instance is None else hidden
-        if k is not None and kv_hidden not in k.weight.shape:
-            kv_hidden = hidden if hidden in k.weight.shape else _width_of(k, sizes)
+        if k is not None and (self.instance is not None or kv_hidden not in k.weight.shape):
+            sides = _given_sides(k, sizes)
+            kv_hidden = hidden if hidden in sides else sides[-1]
         return hidden, kv_hidden
 
     def widths_for(self, sizes: Sizes) -> tuple[int, int]:
@@ -228,12 +229,17 @@ class Building:
 
 def _width_of(p: Projection, sizes: Sizes) -> int:
     """How wide what a projection is given is: the side of its weight that is not what it gives."""
+    return _given_sides(p, sizes)[-1]
+
+
+def _given_sides(p: Projection, sizes: Sizes) -> list[int]:
+    """The sides of a projection's weight that may be what it is given: both, where neither is what it gives."""
     h, hkv = (1, 1) if p.head is not None else (sizes.heads, sizes.kv_heads)
     parts = {"q": h * sizes.head_dim, "k": hkv * sizes.head_dim, "v": hkv * sizes.v_dim}
     sides, own = list(p.weight.shape), sum(parts[name] for name in p.role)
     if own in sides:
         sides.remove(own)
-    return sides[-1]
+    return sides
 
 
 def draw_weights(found: Projections) -> None:
