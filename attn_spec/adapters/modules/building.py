@@ -13,6 +13,7 @@ from torch import nn
 from attn_spec.adapters.modules import projections
 from attn_spec.adapters.modules.construct import READINGS, Constructor, Sizes, sizes_of
 from attn_spec.adapters.modules.projections import Projection, Projections
+from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
 from attn_spec.law import Unsupported
 
@@ -31,6 +32,8 @@ class Building:
     def __init__(self, target: Any, name: str, declared: Mapping[str, Any]) -> None:
         self.declared, self.__name__, self.target = dict(declared), name, target
         self._built: dict[tuple[Sizes, torch.dtype], nn.Module] = {}
+        if isinstance(target, nn.Module):
+            require_usable(target, name)
         kind = target if isinstance(target, type) else type(target)
         if getattr(kind, "forward", None) is nn.Module.forward:
             raise TargetError(f"{name}: has no forward")
@@ -187,11 +190,11 @@ class Building:
         ):
             if wanted != can:
                 raise Unsupported(f"no {wanted} {name}: it can be built for {can}")
-        if self.instance is not None:
-            return self.sizes
         longest = self.longest
         if longest and length > longest:
             raise Unsupported(f"its triangle holds {longest} positions")
+        if self.instance is not None:
+            return self.sizes
         context = 128 if length <= 128 else length
         others["cross"] = bool(others.get("cross")) and "kv_hidden" in self.roles
         return Sizes(heads, kv_heads, head_dim, v_dim, context, reading=self.reading, **others)
@@ -201,8 +204,10 @@ class Building:
         """The positions of a triangle that no size makes longer; 0 where there is none."""
         if "context" in self.roles and self.instance is None:
             return 0
-        square = [b.shape[-1] for b in self.module.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 3]
-        return min(square, default=0)
+        square = [b for b in self.module.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 3]
+        if self.instance is not None:  # which may also keep a square matrix of numbers
+            square = [b for b in square if len(torch.unique(b)) == 2]
+        return min((b.shape[-1] for b in square), default=0)
 
     def widths(self, module: nn.Module, sizes: Sizes) -> tuple[int, int]:
         """Channels of the hidden states and of what the keys are made from."""

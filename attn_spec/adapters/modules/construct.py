@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
 
 # what the name of a constructor's argument, or of a field of its config, stands for
@@ -281,6 +282,7 @@ class Constructor:
             ) from error
         if not isinstance(module, nn.Module):
             raise TargetError(f"{self.name}: gave a {type(module).__name__}, not an nn.Module")
+        require_usable(module, self.name)
         return module
 
     def _config(self, p: inspect.Parameter, sizes: Sizes, asked: dict[str, str]) -> Any:
