@@ -12,11 +12,13 @@ from torch import nn
 
 from attn_spec.adapters.modules import projections
 from attn_spec.adapters.modules.construct import READINGS, Constructor, Sizes, sizes_of
+from attn_spec.adapters.modules.merged import merge
 from attn_spec.adapters.modules.projections import Projection, Projections
 from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
 from attn_spec.law import Unsupported
 
+HEAD_DIMS = (12, 16, 64)  # channels of a head to build the first one with; some take powers of two alone
 KEPT = 24  # modules that are kept, by size
 
 
@@ -37,13 +39,14 @@ class Building:
         kind = target if isinstance(target, type) else type(target)
         if getattr(kind, "forward", None) is nn.Module.forward:
             raise TargetError(f"{name}: has no forward")
-        self.instance = target if isinstance(target, nn.Module) else None
+        self.instance = _copied(target, name) if isinstance(target, nn.Module) else None
+        self.merged = merge(self.instance) if self.instance is not None else []
         self.constructor = None
         if self.instance is None:
             self.constructor = Constructor(target, name, dict(self.declared.get("construct") or {}))
         self.roles = self.constructor.roles() if self.constructor is not None else set()
         if self.constructor is not None and not self.roles & {"hidden", "heads", "head_dim", "qk_out", "out"}:
-            self.instance = self.constructor.build(Sizes())  # whatever it is asked for, it is one module
+            self.instance = self._make_new(Sizes())  # whatever it is asked for, it is one module
         self.reading, self.kv_fixed = 0, 0  # kv_fixed: how many kv heads it has, where that is not the caller's to say
         self.sizes, self.module = self._first()
 
@@ -54,25 +57,32 @@ class Building:
         assert self.constructor is not None
         grouped = "kv_heads" in self.roles
         heads = 4 if "heads" in self.roles else self._heads_unasked()
-        wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
-        errors: list[TargetError] = []
-        for reading in range(len(READINGS)):
-            sizes = self._read(wanted, reading)
-            try:
-                module = self.constructor.build(sizes)
-            except TargetError as error:
-                errors.append(error)
-                continue
-            for kv_heads in (sizes.kv_heads,) if grouped else (sizes.kv_heads, 1, 2):
-                sized = replace(sizes, kv_heads=kv_heads)
-                if self._fits(self._projections(module), sized):
-                    self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads
-                    return sized, module
-        if errors and len(errors) == len(READINGS):
-            raise errors[1]  # of the plain reading, hidden = heads * head_dim
+        first: TargetError | None = None
+        for head_dim in HEAD_DIMS:
+            v_dim = 10 if "v_dim" in self.roles and head_dim == HEAD_DIMS[0] else head_dim
+            wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, head_dim, v_dim, 128)
+            errors: list[TargetError] = []
+            for reading in range(len(READINGS)):
+                sizes = self._read(wanted, reading)
+                try:
+                    module = self._make_new(sizes)
+                except TargetError as error:
+                    errors.append(error)
+                    continue
+                for kv_heads in (sizes.kv_heads,) if grouped else (sizes.kv_heads, 1, 2):
+                    sized = replace(sizes, kv_heads=kv_heads)
+                    if self._fits(self._projections(module), sized):
+                        self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads
+                        return sized, module
+            if len(errors) < len(READINGS):
+                break
+            first = first or errors[1]  # of the plain reading, hidden = heads * head_dim
+        else:
+            assert first is not None
+            raise first
         self.reading = next(n for n in (1, 0, 3, 2) if self._builds(self._read(wanted, n)))
         sizes = self._read(wanted, self.reading)
-        return sizes, self.constructor.build(sizes)
+        return sizes, self._make_new(sizes)
 
     def _heads_unasked(self) -> int:
         """How many heads it has where nothing asks how many: by its attributes, or by how many have projections."""
@@ -134,6 +144,13 @@ class Building:
             raise TargetError(f"{self.__name__}: {heads} heads can't share {kv_heads} kv heads evenly; see `kv_heads:`")
         return Sizes(heads, kv_heads, head_dim, head_dim)
 
+    def _make_new(self, sizes: Sizes) -> nn.Module:
+        """A new module by the constructor, each projection one matrix. Raises TargetError."""
+        assert self.constructor is not None
+        module = self.constructor.build(sizes)
+        self.merged = merge(module)
+        return module
+
     def _projections(self, module: nn.Module) -> Projections:
         return projections.find(module, self.declared.get("projections"))
 
@@ -172,7 +189,7 @@ class Building:
             assert self.constructor is not None
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(sizes.heads * 1000 + sizes.head_dim)
-                module = self.constructor.build(sizes)
+                module = self._make_new(sizes)
                 if self.redraws:
                     draw_weights(self._projections(module))
             if any(p.dtype != dtype for p in module.parameters()):  # else a buffer of another dtype is one by design
@@ -230,6 +247,13 @@ class Building:
         """Channels of the hidden states and of the context for these sizes."""
         module = self.module if self.instance is not None else self.built(sizes, torch.float32)
         return self.widths(module, sizes)
+
+
+def _copied(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # of torch, or of the user's own
+        raise TargetError(f"{name}: can't be copied ({error}): give its class, or a function that makes it") from None
 
 
 def _width_of(p: Projection, sizes: Sizes) -> int:

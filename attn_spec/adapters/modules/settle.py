@@ -35,6 +35,8 @@ def settle(f: ModuleFunction) -> None:
     _check_whole(f)
     how = "declared" if f.declared.get("projections") else "assumed"
     _note(f, "projections", "found" if f.projections.whole else "none", how, _about(f))
+    if f.merged:
+        _note(f, "merged", ", ".join(f.merged), "measured", "more than one matrix: judged as the one they come to")
     if f.projections.whole:
         _orders(f)
         f.between = between.kind(f)

@@ -15,9 +15,7 @@ def require_usable(module: nn.Module, name: str) -> None:
     kind = type(module).__name__
     if kind in WRAPPERS and hasattr(module, WRAPPERS[kind]):
         also = "; whether it can be compiled is judged too" if kind == "OptimizedModule" else ""
-        raise TargetError(
-            f"{name}: is a wrapper ({kind}) around the module: name its `.{WRAPPERS[kind]}` instead{also}"
-        )
+        raise TargetError(f"{name}: wraps a module ({kind}): name its `.{WRAPPERS[kind]}` instead{also}")
     if isinstance(module, torch.jit.ScriptModule):
         raise TargetError(f"{name}: is TorchScript, whose inside can't be seen: give the module that was scripted")
     for called, parameter in module.named_parameters():
