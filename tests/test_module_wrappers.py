@@ -1,4 +1,4 @@
-"""Modules as they are met in the wild: wrapped, adapted, tied, short, particular about sizes, or not to be looked into."""
+"""Modules as people have them: wrapped, adapted, tied, short, particular about sizes, or not to be looked into."""
 
 import pytest
 import torch
@@ -116,6 +116,28 @@ def test_multihead_instances_with_two_lengths(options):
     for q_len, kv_len in ((5, 3), (33, 1), (1, 4)):
         q, k, v = (torch.randn(2, 4, n, 8, generator=g) for n in (q_len, kv_len, kv_len))
         assert torch.allclose(f.core(q, k, v, {})[0], F.scaled_dot_product_attention(q, k, v), atol=1e-5)
+
+
+def test_a_multihead_whose_keys_are_of_another_width():
+    report = check_attention(
+        nn.MultiheadAttention(32, 4, kdim=24, vdim=24, batch_first=True), laws=["ATN150", "ATN650"]
+    )
+    assert report.passed, str(report)
+
+
+class FromMultihead(nn.MultiheadAttention):
+    """A forward of its own, for one input."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+def test_a_subclass_of_multihead_with_another_forward():
+    report = check_attention(FromMultihead, laws=["ATN103", "ATN150"])
+    assert report.passed, str(report)
 
 
 def lazy():

@@ -24,7 +24,8 @@ BATCH, LENGTH = 3, 5
 def settle(f: ModuleFunction) -> None:
     """Find out, in this order: what a call can't do without, the layout of the input, the order of the channels."""
     _note(f, "module", _kind(f), "assumed", _how_built(f))
-    f.multihead = isinstance(f.module, nn.MultiheadAttention)
+    own = f.forward.separate and "attn_mask" in f.forward.roles.values()  # and not a subclass with another forward
+    f.multihead = isinstance(f.module, nn.MultiheadAttention) and own
     _check_multihead(f)
     f.by_mask = not f.multihead and _by_mask(f)
     if "window" in f.roles:
