@@ -65,7 +65,7 @@ def heatmap(
     label = "attention weight (colours by the square root)" if root else "attention weight"
     bar = figure.colorbar(image, ax=list(axes[:, 0]), location="top", label=label, **_bar(heads))
     if root:  # even steps of the weight crowd at one end
-        places = [float(norm.vmax) * part**2 for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        places = [(norm.vmax or 0.0) * part**2 for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
         bar.set_ticks(places, labels=[f"{place:.2g}" for place in places])
     if expected is not None:
         _differences(figure, axes, shown - expected[:heads].double(), labels, hidden, first_head)
