@@ -233,10 +233,14 @@ def load(path: str | Path) -> Config:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(_damaged(path, error)) from None
+    except RecursionError:
+        raise ConfigError(
+            f"{path}: is nested too deeply; write a mapping that begins with `implementations:`"
+        ) from None
     if not isinstance(data, dict) or node is None:
         given = "nothing" if data is None else f"a {type(data).__name__}"
         raise ConfigError(f"{path}: holds {given}; write a mapping that begins with `implementations:`")
-    for line, key in _repeated(node):
+    for line, key in _repeated(node, set()):
         raise ConfigError(f"{path}:{line}: {key}: is written twice in one mapping; keep one of them")
     flat = "implementations" not in data and bool(set(data) & set(_names(ImplementationConfig)))
     prefix: tuple[str, ...] = ()
@@ -278,18 +282,21 @@ def _damaged(path: Path, error: yaml.YAMLError) -> str:
     return f"{path}{where}: is no YAML: {problem}; mend the line, or the one before it"
 
 
-def _repeated(node: yaml.Node) -> Iterator[tuple[int, str]]:
+def _repeated(node: yaml.Node, looked_at: set[int]) -> Iterator[tuple[int, str]]:
     """Keys that stand twice in one mapping, of which YAML would keep the last without a word."""
+    if id(node) in looked_at:  # an alias, perhaps of what holds it
+        return
+    looked_at.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if key.value in seen:
                 yield key.start_mark.line + 1, str(key.value)
             seen.add(key.value)
-            yield from _repeated(value)
+            yield from _repeated(value, looked_at)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            yield from _repeated(value)
+            yield from _repeated(value, looked_at)
 
 
 def _explained(path: Path, node: yaml.Node, prefix: tuple[str, ...], error: ValidationError) -> Iterator[str]:

@@ -89,6 +89,8 @@ def test_every_convention_can_be_declared() -> None:
         ("strict: 1", "attn.yaml:1: strict: 1 is a number of type int; write true or false"),
         ("causal: true", "attn.yaml:1: causal: True is not one of flag, always, never"),
         ("require: gqa", "attn.yaml:1: require: 'gqa' is text; write a list, [a, b]"),
+        ("a: &a [*a]", "attn.yaml:1: a: is not a key"),
+        ("[" * 3000 + "]" * 3000, "attn.yaml: is nested too deeply"),
         ("layout: BSHD\nlayout: BHSD", "attn.yaml:2: layout: is written twice in one mapping"),
         ("implementations:\n  a:\n    layout: BSHD", "attn.yaml:2: implementations.a: has no target"),
         ("implementations:\n  a: 3", "attn.yaml:2: implementations.a: 3 is a number"),

@@ -256,14 +256,77 @@ def test_an_exception_names_its_block() -> None:
     assert "in q projected" in trace(module(), torch.randn(2, 6, 15)).sentence
 
 
-def test_scrambled_heads_are_not_visible_in_a_trace() -> None:
+def test_a_split_into_heads_that_mixes_tokens() -> None:
     class Scrambled(SelfAttention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             q, k, v = (p(x).view(2, 2, 6, 8) for p in (self.q_proj, self.k_proj, self.v_proj))
             return self.o_proj(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     torch.manual_seed(0)
-    assert trace(Scrambled().eval(), X).sentence == "Nothing goes wrong on this input."
+    sentence = trace(Scrambled().eval(), X).sentence
+    assert sentence.startswith("It first goes wrong in q, at ")
+    assert "the split into heads mixes tokens" in sentence
+
+
+def test_heads_that_are_merged_without_a_transpose() -> None:
+    class Scrambled(SelfAttention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q, k, v = (p(x).unflatten(-1, (2, 8)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+            return self.o_proj(((q @ k.mT / 8**0.5).softmax(-1) @ v).reshape(2, 6, 16))
+
+    torch.manual_seed(0)
+    sentence = trace(Scrambled().eval(), X).sentence
+    assert sentence.startswith("It first goes wrong in merged, at ")
+    assert "merging the heads mixes tokens" in sentence
+
+
+def test_windows_beside_the_heads_and_projections_over_the_sequence_are_no_scramble() -> None:
+    class Windows(SelfAttention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # two windows of three tokens
+            q, k, v = (
+                p(x).view(2, 2, 3, 2, 8).permute(0, 3, 1, 2, 4).reshape(2, 4, 3, 8)
+                for p in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v)
+            return self.o_proj(mixed.view(2, 2, 2, 3, 8).permute(0, 2, 3, 1, 4).reshape(2, 6, 16))
+
+    class Linformer(SelfAttention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shorter = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q, k, v = (p(x) for p in (self.q_proj, self.k_proj, self.v_proj))
+            k, v = (self.shorter(y.mT).mT for y in (k, v))
+            q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (q, k, v))
+            return self.o_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    for kind in (Windows, Linformer):
+        torch.manual_seed(0)
+        assert trace(kind().eval(), X).first_wrong is None, kind
+
+
+def test_a_softmax_over_a_wrong_axis_is_named_though_it_makes_nan() -> None:
+    def over_queries(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        return (q @ k.mT / 8**0.5).masked_fill(hidden, -torch.inf).softmax(-2) @ v
+
+    hidden = torch.zeros(2, 1, 1, 6, dtype=torch.bool)
+    hidden[1, ..., 4:] = True
+    sentence = trace(over_queries, *qkv(), hidden, expected=Expected(hidden=hidden)).sentence
+    assert "the softmax runs over the queries" in sentence
+    assert "it makes 24 NaN" in sentence
+
+
+def test_what_is_seen_is_what_was_to_be_hidden() -> None:
+    def unmasked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / 8**0.5).softmax(-1) @ v
+
+    padding = torch.zeros(2, 1, 1, 6, dtype=torch.bool)
+    padding[1, ..., 4:] = True
+    assert "softmax: the future is seen." in trace(unmasked, *qkv(), expected=CAUSAL).sentence
+    assert (
+        "softmax: what the mask hides is seen." in trace(unmasked, *qkv(), expected=Expected(hidden=padding)).sentence
+    )
 
 
 def test_no_attention() -> None:

@@ -22,6 +22,7 @@ from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
 from attn_spec.tolerance import Precision
 
 PROBED_DTYPES = ("float32", "bfloat16", "float16", "float64")
+OF_MODULES = ("construct", "call", "projections", "fused", "heads", "kv_heads", "input", "output", "mask_shapes")
 NEVER_FROM_MEASUREMENT = ("polarity", "padding_polarity", "grouping")
 
 
@@ -60,8 +61,16 @@ def adapt(
         line, made = import_line or import_source(module.target), module.source()
         import_line = f"{line}\n\n{made}" if line else ""
     fixed = dict(declared.get("fixed") or {})
+    if isinstance(module, ModuleFunction) and fixed:
+        raise ValueError(
+            "fixed: is for the parameters of a function; a module's forward is given its arguments by `call:`, its "
+            "constructor by `construct:`"
+        )
     if isinstance(module, ModuleFunction):
         return _adapted_module(target, module, name, target_name, import_line, declared, device)
+    for key in OF_MODULES:
+        if declared.get(key) is not None:
+            raise ValueError(f"{key}: is for modules, and {name} is a function; leave it out")
     known: dict[str, Finding] = {}
     if packed.is_packed(target):
         import_line = f"{import_line or import_source(target)}\n{packed.source_of_dense()}"

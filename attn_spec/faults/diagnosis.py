@@ -47,6 +47,7 @@ FILLED = 1e30  # a logit beyond was filled in
 FEWEST = 12  # answers that are waited for, however long each takes: fewer would let too many faults match
 LARGEST = 1 << 19  # logits of the largest problem that is looked at: a changed pipeline runs on all rows at once
 PAIRED = 12  # wrong answers on which the first of two faults is looked for
+LOOKED_AT = 3  # problems that are answered in two dtypes to see whether they break alike
 CONFINED = 2  # scopes that are named for one fault
 
 
@@ -224,14 +225,31 @@ def _attempts(implementation: Implementation, problems: list[Problem], deadline:
     exact = list(dict.fromkeys(p.replace(dtype="float64") for p in small))
     double = _cases(implementation, exact, deadline)
     wrong = any(case.differs for case in double)
+    own: list[Case] = []
+    if _numbers_where_nan(
+        implementation, small, double
+    ):  # float64 breaks in a way of its own, which is not what failed
+        own = _cases(implementation, small, deadline)
+        yield own
+        yield [case.in_own_arithmetic() for case in own]
     if wrong:
         yield double
     inside = implementation.precision_for("float64").scores
     if wrong and len(double) == len(exact) and inside == "float64":
         return
-    own = _cases(implementation, small, deadline)  # float64 is refused here or there, or nothing is wrong in it
+    own = own or _cases(implementation, small, deadline)  # float64 is refused here or there, or nothing is wrong in it
     yield own
     yield [case.in_own_arithmetic() for case in own]
+
+
+def _numbers_where_nan(implementation: Implementation, problems: list[Problem], double: list[Case]) -> bool:
+    """Whether an answer is wrong, but a number, in the dtype of its problem, and NaN in float64."""
+    nan = {case.problem: case.output.isnan() for case in double if case.differs and bool(case.output.isnan().any())}
+    some = [problem for problem in problems if problem.replace(dtype="float64") in nan and problem.dtype != "float64"]
+    return any(
+        case.differs and bool((nan[case.problem.replace(dtype="float64")] & ~case.output.isnan()).any())
+        for case in _cases(implementation, some[:LOOKED_AT], 0.0)
+    )
 
 
 def _cases(implementation: Implementation, problems: list[Problem], deadline: float) -> list[Case]:

@@ -14,6 +14,7 @@ SCOPES = (
     ("-by-mask", "logits that a mask hides", True, False),
     ("-by-causality", "logits of the future", False, True),
 )
+LEFT = {"": "V", "-by-mask": "V over what causality leaves", "-by-causality": "V over what the mask leaves"}
 
 # a number in the place of -inf ---------------------------------------------------------------------------------------
 
@@ -93,7 +94,8 @@ FILLS = (
 for _suffix, _what, _mask, _causal in SCOPES:
     for _id, _title, _made, _low, _sources in FILLS:
         _hide = _made(_low if _mask else -torch.inf, _low if _causal else -torch.inf)
-        add(Fault(_id + _suffix, _title.format(_what), {"hide": _hide}, _sources, FILL_ADVICE))
+        _title = _title.format(_what).replace("mean of V", f"mean of {LEFT[_suffix]}")
+        add(Fault(_id + _suffix, _title, {"hide": _hide}, _sources, FILL_ADVICE))
 
 
 # the lowest finite number, and the highest ---------------------------------------------------------------------------
@@ -188,7 +190,8 @@ EXTREMES = (
 )
 for _suffix, _what, _mask, _causal in SCOPES:
     for _id, _title, _pick, _sources, _advice in EXTREMES:
-        add(Fault(_id + _suffix, _title.format(_what), {"hide": _pick(_mask, _causal)}, _sources, _advice))
+        _title = _title.format(_what).replace("mean of V", f"mean of {LEFT[_suffix]}")
+        add(Fault(_id + _suffix, _title, {"hide": _pick(_mask, _causal)}, _sources, _advice))
 
 
 @fault(

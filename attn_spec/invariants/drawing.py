@@ -15,7 +15,7 @@ from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import one_hot
 from attn_spec.adapters.modules.hidden import hidden_call
 from attn_spec.adapters.seeding import draw, draw_with_gradients, reseeds
-from attn_spec.invariants.comparison import answer, arguments_for, same
+from attn_spec.invariants.comparison import agrees, answer, arguments_for, same
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.masks import Causal
 from attn_spec.problem import Arguments, Problem
@@ -101,6 +101,17 @@ def _drops_around(implementation: Implementation, problem: Problem) -> bool:
         return call is None or not torch.equal(call.run(train=True)[0], call.run()[0])
     except (Unsupported, Refused, Violation):
         return True
+
+
+def wrong_without(implementation: Implementation, problem: Problem) -> bool:
+    """Whether the output is wrong without dropout too, so that what is wrong under dropout says nothing of dropout."""
+    try:
+        agrees(implementation, problem.replace(dropout=0.0))
+    except Violation:
+        return True
+    except (Unsupported, Refused):
+        return False
+    return False
 
 
 def forgotten(implementation: Implementation, problem: Problem) -> str:

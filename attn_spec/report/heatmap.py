@@ -63,7 +63,10 @@ def heatmap(
             last=n == heads - 1,
         )
     label = "attention weight (colours by the square root)" if root else "attention weight"
-    figure.colorbar(image, ax=list(axes[:, 0]), location="top", label=label, **_bar(heads))
+    bar = figure.colorbar(image, ax=list(axes[:, 0]), location="top", label=label, **_bar(heads))
+    if root:  # even steps of the weight crowd at one end
+        places = [(norm.vmax or 0.0) * part**2 for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        bar.set_ticks(places, labels=[f"{place:.2g}" for place in places])
     if expected is not None:
         _differences(figure, axes, shown - expected[:heads].double(), labels, hidden, first_head)
     cut = f" (the first {heads} of {len(weights)} heads)" if heads < len(weights) else ""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_spec.trace import flow, nan_tree
+from attn_spec.trace import flow, heads, nan_tree
 from attn_spec.trace.core import is_dropout
 from attn_spec.trace.finding import Case, Finding
 from attn_spec.trace.search import MASKINGS
@@ -21,7 +21,7 @@ LEAK = 1e-6  # a weight that a hidden key must not have
 
 def judge(case: Case) -> list[Finding]:
     """Everything that is found in one attention, in the order of the computation."""
-    found = [*nan_tree.judge(case)]
+    found = [*nan_tree.judge(case), *heads.judge(case)]
     for part in (_axes, _dropout, _scale, _equal, _softmax_axis, _masking, _rows):
         found += part(case)
     return sorted(found, key=lambda finding: finding.place)
@@ -180,7 +180,10 @@ def _softmax_axis(case: Case) -> Iterator[Finding]:
     if core.kind == "softmax" and core.softmax_axis and core.softmax_axis != "K":
         what = {"Q": "the queries, so columns sum to 1 and not rows", "H": "the heads", "B": "the samples"}
         over = what.get(core.softmax_axis, "the samples or heads")
-        yield case.finding("weights", f"the softmax runs over {over}: it belongs on the axis of the keys", "weights")
+        made = nan_tree.amount(case.used) if case.used is not None else ""
+        also = f"; it makes {made} where all that it runs over is hidden" if made else ""
+        text = f"the softmax runs over {over}: it belongs on the axis of the keys{also}"
+        yield case.finding("weights", text, "weights")
 
 
 def _masking(case: Case) -> Iterator[Finding]:
@@ -199,8 +202,9 @@ def _masking(case: Case) -> Iterator[Finding]:
             yield case.finding("weights", text, "weights", wrong=False)
             return
         if asked.any() and not hidden.any() and "mask" not in core.seen:
-            leaks = "the future and all that was to be hidden is seen"
-            yield case.finding(block, f"no key is hidden before the softmax: {leaks}", name)
+            parts = ["the future"] * case.expected.causal + ["what the mask hides"] * (case.expected.hidden is not None)
+            seen_all = f"{' and '.join(parts)} {'is' if len(parts) == 1 else 'are'} seen"
+            yield case.finding(block, f"no key is hidden before the softmax: {seen_all}", name)
             return
         if asked.any() and torch.equal(hidden, ~asked):
             yield case.finding(block, "the mask hides what it shall show and shows what it shall hide", name)

@@ -157,6 +157,8 @@ def _masked(case: Case) -> Iterator[Finding]:
         why = f"the mask itself holds {amount(mask)}" if mask is not None and amount(mask) else "masking made them"
         yield case.finding("masked", f"{bad} of the masked scores are NaN or +inf: {why}", "masked", level="L3")
         return
+    if case.core.softmax_axis not in ("", "K"):
+        return  # rows are not what is normalised, and another finding says so
     rows = (x == -torch.inf).all(-1)
     used = case.used
     if not rows.any() or used is None or used.shape[:-1] != rows.shape:
@@ -175,7 +177,8 @@ def _why_empty(case: Case, rows: Tensor) -> str:
     mask, asked = case.core.mask, case.hidden_asked
     if mask is not None and mask.is_floating_point():
         lowest = torch.finfo(mask.dtype).min
-        if not (mask == -torch.inf).any() and (mask == lowest).any():
+        behind = [mask, *(taken.value for _, taken in flow.line(case.core.seen["mask"]))]
+        if any((x == lowest).any() and not (x == -torch.inf).any() for x in behind):
             return "; two masks of finfo.min add up to -inf"
     if asked is not None and not asked.all(-1).expand_as(rows)[rows].any():
         return "; the mask that was asked for leaves keys to these rows, so it was broadcast or read wrongly"
@@ -195,6 +198,8 @@ def _weights(case: Case) -> Iterator[Finding]:
         return
     field = "applied" if "applied" in core.seen else "weights"
     block = "weights used" if core.seen.get(field) is not core.seen.get("weights") else "weights"
+    if core.softmax_axis not in ("", "K"):
+        return
     if bad := amount(used):
         if masked is None or not (
             masked.isnan().any() or (masked == torch.inf).any() or _empty(masked, core.softmax_axis)

@@ -12,10 +12,13 @@ from torch import nn
 
 from attn_spec.adapters.modules import projections
 from attn_spec.adapters.modules.construct import READINGS, Constructor, Sizes, sizes_of
+from attn_spec.adapters.modules.merged import merge
 from attn_spec.adapters.modules.projections import Projection, Projections
+from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
 from attn_spec.law import Unsupported
 
+HEAD_DIMS = (12, 16, 64)  # channels of a head to build the first one with; some take powers of two alone
 KEPT = 24  # modules that are kept, by size
 
 
@@ -31,16 +34,19 @@ class Building:
     def __init__(self, target: Any, name: str, declared: Mapping[str, Any]) -> None:
         self.declared, self.__name__, self.target = dict(declared), name, target
         self._built: dict[tuple[Sizes, torch.dtype], nn.Module] = {}
+        if isinstance(target, nn.Module):
+            require_usable(target, name)
         kind = target if isinstance(target, type) else type(target)
         if getattr(kind, "forward", None) is nn.Module.forward:
             raise TargetError(f"{name}: has no forward")
-        self.instance = target if isinstance(target, nn.Module) else None
+        self.instance = _copied(target, name) if isinstance(target, nn.Module) else None
+        self.merged = merge(self.instance) if self.instance is not None else []
         self.constructor = None
         if self.instance is None:
             self.constructor = Constructor(target, name, dict(self.declared.get("construct") or {}))
         self.roles = self.constructor.roles() if self.constructor is not None else set()
         if self.constructor is not None and not self.roles & {"hidden", "heads", "head_dim", "qk_out", "out"}:
-            self.instance = self.constructor.build(Sizes())  # whatever it is asked for, it is one module
+            self.instance = self._make_new(Sizes())  # whatever it is asked for, it is one module
         self.reading, self.kv_fixed = 0, 0  # kv_fixed: how many kv heads it has, where that is not the caller's to say
         self.sizes, self.module = self._first()
 
@@ -51,28 +57,32 @@ class Building:
         assert self.constructor is not None
         grouped = "kv_heads" in self.roles
         heads = 4 if "heads" in self.roles else self._heads_unasked()
-        errors: list[TargetError] = []
-        wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
-        if not any(self._builds(self._read(wanted, reading)) for reading in range(len(READINGS))):
-            larger = replace(wanted, head_dim=16, v_dim=8 if "v_dim" in self.roles else 16)  # some want multiples of 8
-            wanted = larger if any(self._builds(self._read(larger, n)) for n in range(len(READINGS))) else wanted
-        for reading in range(len(READINGS)):
-            sizes = self._read(wanted, reading)
-            try:
-                module = self.constructor.build(sizes)
-            except TargetError as error:
-                errors.append(error)
-                continue
-            for kv_heads in (sizes.kv_heads, 1) if grouped else (sizes.kv_heads, 1, 2):  # whatever it is told
-                sized = replace(sizes, kv_heads=kv_heads)
-                if self._fits(self._projections(module), sized):
-                    self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads
-                    return sized, module
-        if errors and len(errors) == len(READINGS):
-            raise errors[1]  # of the plain reading, hidden = heads * head_dim
+        first: TargetError | None = None
+        for head_dim in HEAD_DIMS:
+            v_dim = 10 if "v_dim" in self.roles and head_dim == HEAD_DIMS[0] else head_dim
+            wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, head_dim, v_dim, 128)
+            errors: list[TargetError] = []
+            for reading in range(len(READINGS)):
+                sizes = self._read(wanted, reading)
+                try:
+                    module = self._make_new(sizes)
+                except TargetError as error:
+                    errors.append(error)
+                    continue
+                for kv_heads in (sizes.kv_heads, 1) if grouped else (sizes.kv_heads, 1, 2):  # whatever it is told
+                    sized = replace(sizes, kv_heads=kv_heads)
+                    if self._fits(self._projections(module), sized):
+                        self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads
+                        return sized, module
+            if len(errors) < len(READINGS):
+                break
+            first = first or errors[1]  # of the plain reading, hidden = heads * head_dim
+        else:
+            assert first is not None
+            raise first
         self.reading = next(n for n in (1, 0, 3, 2) if self._builds(self._read(wanted, n)))
         sizes = self._read(wanted, self.reading)
-        return sizes, self.constructor.build(sizes)
+        return sizes, self._make_new(sizes)
 
     def _heads_unasked(self) -> int:
         """How many heads it has where nothing asks how many: by its attributes, or by how many have projections."""
@@ -135,6 +145,13 @@ class Building:
             raise TargetError(f"{self.__name__}: {heads} heads can't share {kv_heads} kv heads evenly; see `kv_heads:`")
         return Sizes(heads, kv_heads, head_dim, head_dim)
 
+    def _make_new(self, sizes: Sizes) -> nn.Module:
+        """A new module by the constructor, each projection one matrix. Raises TargetError."""
+        assert self.constructor is not None
+        module = self.constructor.build(sizes)
+        self.merged = merge(module)
+        return module
+
     def _projections(self, module: nn.Module) -> Projections:
         return projections.find(module, self.declared.get("projections"))
 
@@ -173,7 +190,7 @@ class Building:
             assert self.constructor is not None
             with torch.random.fork_rng(devices=[]):
                 _seed(sizes.heads * 1000 + sizes.head_dim)
-                module = self.constructor.build(sizes)
+                module = self._make_new(sizes)
                 if self.redraws:
                     draw_weights(self._projections(module))
             if any(p.dtype != dtype for p in module.parameters()):  # else a buffer of another dtype is one by design
@@ -191,11 +208,11 @@ class Building:
         ):
             if wanted != can:
                 raise Unsupported(f"no {wanted} {name}: it can be built for {can}")
-        if self.instance is not None:
-            return self.sizes
         longest = self.longest
         if longest and length > longest:
             raise Unsupported(f"its triangle holds {longest} positions")
+        if self.instance is not None:
+            return self.sizes
         context = 128 if length <= 128 else length
         others["cross"] = bool(others.get("cross")) and "kv_hidden" in self.roles
         return Sizes(heads, kv_heads, head_dim, v_dim, context, reading=self.reading, **others)
@@ -205,8 +222,10 @@ class Building:
         """The positions of a triangle that no size makes longer; 0 where there is none."""
         if "context" in self.roles and self.instance is None:
             return 0
-        square = [b.shape[-1] for b in self.module.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 3]
-        return min(square, default=0)
+        square = [b for b in self.module.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 3]
+        if self.instance is not None:  # which may also keep a square matrix of numbers
+            square = [b for b in square if len(torch.unique(b)) == 2]
+        return min((b.shape[-1] for b in square), default=0)
 
     def widths(self, module: nn.Module, sizes: Sizes) -> tuple[int, int]:
         """Channels of the hidden states and of what the keys are made from."""
@@ -220,8 +239,9 @@ class Building:
             known = {role: value for role, value, _ in sizes_of(module, {})}
             hidden = known.get("hidden", sizes.heads * sizes.head_dim)
         kv_hidden = sizes.kv_hidden if self.instance is None else hidden
-        if k is not None and kv_hidden not in k.weight.shape:
-            kv_hidden = hidden if hidden in k.weight.shape else _width_of(k, sizes)
+        if k is not None and (self.instance is not None or kv_hidden not in k.weight.shape):
+            sides = _given_sides(k, sizes)
+            kv_hidden = hidden if hidden in sides else sides[-1]
         return hidden, kv_hidden
 
     def widths_for(self, sizes: Sizes) -> tuple[int, int]:
@@ -238,14 +258,26 @@ def _seed(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+def _copied(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # of torch, or of the user's own
+        raise TargetError(f"{name}: can't be copied ({error}): give its class, or a function that makes it") from None
+
+
 def _width_of(p: Projection, sizes: Sizes) -> int:
     """How wide what a projection is given is: the side of its weight that is not what it gives."""
+    return _given_sides(p, sizes)[-1]
+
+
+def _given_sides(p: Projection, sizes: Sizes) -> list[int]:
+    """The sides of a projection's weight that may be what it is given: both, where neither is what it gives."""
     h, hkv = (1, 1) if p.head is not None else (sizes.heads, sizes.kv_heads)
     parts = {"q": h * sizes.head_dim, "k": hkv * sizes.head_dim, "v": hkv * sizes.v_dim}
     sides, own = list(p.weight.shape), sum(parts[name] for name in p.role)
     if own in sides:
         sides.remove(own)
-    return sides[-1]
+    return sides
 
 
 def draw_weights(found: Projections) -> None:

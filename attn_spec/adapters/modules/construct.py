@@ -15,6 +15,7 @@ from torch import nn
 
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.modules.configs import annotated, beside
+from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
 
 # what the name of a constructor's argument, or of a field of its config, stands for
@@ -315,6 +316,7 @@ class Constructor:
             ) from error
         if not isinstance(module, nn.Module):
             raise TargetError(f"{self.name}: gave a {type(module).__name__}, not an nn.Module")
+        require_usable(module, self.name)
         return module
 
     def _config(self, p: inspect.Parameter, sizes: Sizes, asked: dict[str, str]) -> Any:

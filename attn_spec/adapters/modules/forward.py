@@ -210,7 +210,9 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
     by_name = {parameter: role for role, parameter in renamed.items()}
     _check_names([*fixed, *renamed.values()], parameters, every, name)
     if not parameters:
-        raise TargetError(f"{name}: its forward takes nothing; an attention takes hidden states")
+        gathered = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in every)
+        takes = "takes its arguments as *args or **kwargs alone: name them in its signature" if gathered else ""
+        raise TargetError(f"{name}: its forward {takes or 'takes nothing; an attention takes hidden states'}")
     inputs, context, context_required = _inputs(parameters, by_name)
     roles: dict[str, str] = {role: parameter for parameter, role in by_name.items() if role not in ("q", "k", "v")}
     rotations, required, left, empty = [], [], [], []

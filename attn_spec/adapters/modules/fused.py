@@ -106,12 +106,12 @@ class Orders:
             return merged
         leading = merged.shape[:-1] if merged.shape[-1] == h * dv else merged.shape[:-2]
         rows = merged.reshape(b * s, h * dv)
-        order = meeting.order
+        order = meeting.order.get(b * s)
         if tuple(leading) == (b, s) and b != s:
             out = rows.reshape(b, s, h * dv)
         elif tuple(leading) == (s, b) and b != s:
             out = rows.reshape(s, b, h * dv).transpose(0, 1)
-        elif order is not None and len(order[0]) == b * s:
+        elif order is not None:
             place = torch.empty(b * s, dtype=torch.long)
             place[order[0] * s + order[1]] = torch.arange(b * s)
             out = rows[place].reshape(b, s, h * dv)

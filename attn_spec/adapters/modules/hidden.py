@@ -202,6 +202,6 @@ def hidden_call(implementation: Implementation, problem: Problem, *, with_contex
     dtype = DTYPES[p.dtype]
     x = (torch.randn(p.batch, p.q_len, width, generator=g, dtype=torch.float64) * size).to(dtype)
     context = None
-    if cross and (with_context or p.q_len != p.kv_len or not f.forward.separate):
+    if cross and (with_context or p.q_len != p.kv_len or not f.forward.separate or kv_width != width):
         context = (torch.randn(p.batch, p.kv_len, kv_width, generator=g, dtype=torch.float64) * size).to(dtype)
     return HiddenCall(implementation, adapter, sizes, x, context, arguments, named)

@@ -131,12 +131,14 @@ class Inject(Met):
 
     fill: role -> [B, S, width], what stands for a projection's result; "q0", "k0", ... where each head has its own.
     batch_first: whether unmarked rows run over samples first.
+    order: that of the rows from which queries are made, by how many they are: a packed matrix makes keys too, and those
+    of another sequence say nothing of the output.
     """
 
     fill: dict[str, Tensor] = field(default_factory=dict)
     orders: Orders = field(default_factory=Orders)
     batch_first: bool = True
-    order: tuple[Tensor, Tensor] | None = None
+    order: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
     read: tuple[Tensor, int, tuple[Tensor, Tensor] | None] | None = None  # the last input, as it was, and its order
@@ -167,8 +169,10 @@ class Inject(Met):
             order = self._order_of(given)
             whole = order is not None and self._covers(order, wanted)
         if order is not None and whole:
-            if p.role == "q" or (p.role == "qkv" and self.order is None):  # used in parts, that of q is the first
-                self.order = order
+            if p.role == "q":
+                self.order[len(order[0])] = order
+            elif p.role == "qkv":  # used in parts, that of q is the first
+                self.order.setdefault(len(order[0]), order)
             rows = wanted[order]
         else:
             first = wanted if self.batch_first or result.dim() == 2 else wanted.transpose(0, 1)

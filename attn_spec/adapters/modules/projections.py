@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torch import Tensor, nn
@@ -162,7 +162,18 @@ def find(module: nn.Module, declared: Mapping[str, str] | None = None) -> Projec
             group = by_place.setdefault((place, head), {})
             group.setdefault(role, Projection(role, name, weight, _bias(parameters, name, role), head))
     given = {p.role for p in named}
+    by_place = dict(_as_block(*item) for item in by_place.items())
     return _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
+
+
+def _as_block(
+    place: tuple[str, int | None], group: dict[str, Projection]
+) -> tuple[tuple[str, int | None], dict[str, Projection]]:
+    """A numbered place with an output projection of its own is one of several modules in a row, and no head."""
+    if place[1] is None or "o" not in group:
+        return place, group
+    own = f"{place[0]}.{place[1]}".lstrip(".")
+    return (own, None), {role: replace(p, head=None) for role, p in group.items()}
 
 
 def _in_a_row(parameters: Mapping[str, Tensor]) -> dict[str, str]:

@@ -24,7 +24,9 @@ BATCH, LENGTH = 3, 5
 def settle(f: ModuleFunction) -> None:
     """Find out, in this order: what a call can't do without, the layout of the input, the order of the channels."""
     _note(f, "module", _kind(f), "assumed", _how_built(f))
-    f.multihead = isinstance(f.module, nn.MultiheadAttention)
+    own = f.forward.separate and "attn_mask" in f.forward.roles.values()  # and not a subclass with another forward
+    f.multihead = isinstance(f.module, nn.MultiheadAttention) and own
+    _check_multihead(f)
     f.by_mask = not f.multihead and _by_mask(f)
     if "window" in f.roles:
         _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
@@ -36,6 +38,8 @@ def settle(f: ModuleFunction) -> None:
     _check_whole(f)
     how = "declared" if f.declared.get("projections") else "assumed"
     _note(f, "projections", "found" if f.projections.whole else "none", how, _about(f))
+    if f.merged:
+        _note(f, "merged", ", ".join(f.merged), "measured", "more than one matrix: judged as the one they come to")
     if f.projections.whole:
         _orders(f)
         f.between = between.kind(f)
@@ -60,6 +64,24 @@ def _how_built(f: ModuleFunction) -> str:
     s = f.sizes
     grouped = f" on {s.kv_heads}" if s.kv_heads != s.heads else ""
     return f"first with {s.heads} heads{grouped} of {s.head_dim} channels"
+
+
+def _check_multihead(f: ModuleFunction) -> None:
+    """Raise TargetError where torch's nn.MultiheadAttention is built in a way that no check describes."""
+    m = f.module
+    if not isinstance(m, nn.MultiheadAttention):
+        return
+    added = "add_bias_kv" if m.bias_k is not None else "add_zero_attn" if m.add_zero_attn else ""
+    if added:
+        raise TargetError(
+            f"{f.__name__}: it is built with {added}=True, so each row has a key more than it is given, and what a row "
+            f"should give is not known: build it with {added}=False"
+        )
+    if m.kdim != m.vdim:
+        raise TargetError(
+            f"{f.__name__}: keys are made from {m.kdim} channels (kdim) and values from {m.vdim} (vdim): build it with "
+            f"the same number for both, so that one context serves"
+        )
 
 
 def _check_whole(f: ModuleFunction) -> None:
