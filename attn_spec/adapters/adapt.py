@@ -257,7 +257,7 @@ def _measure(
             "rows with no visible key give NaN, taken as meant; `empty_rows: zero` makes it red"
         )
     settle("grouping", measure.grouping(implementation), "V constant in each kv head, 4 query heads on 2", accept=False)
-    _measure_variants(implementation, settle, signature)
+    _measure_variants(implementation, settle, signature, expected)
     _measure_precision(implementation, declared.get("precision") or {})
 
 
@@ -280,9 +280,15 @@ def _measure_causal(implementation: Implementation, settle: Callable[..., None],
             implementation.notes.append(f"alignment taken from measurement; `alignment: {value}` in attn.yaml holds it")
 
 
-def _measure_variants(implementation: Implementation, settle: Callable[..., None], signature: Signature) -> None:
+def _measure_variants(
+    implementation: Implementation, settle: Callable[..., None], signature: Signature, expected: set[str]
+) -> None:
     if signature.has("window"):
-        settle("window", variants.window(implementation), "the keys seen under (2, 1), or under 3", accept=True)
+        kind = variants.window(implementation)
+        both = kind == "count-both" and implementation.is_module and implementation.conventions.window.value == "count"
+        if both:  # the name says what is counted, and not to which sides
+            expected.discard("window")
+        settle("window", kind, "the keys seen under (2, 1), or under 3", accept=True)
     if signature.has("alibi"):
         settle("alibi", variants.alibi(implementation), "the output without causality", accept=True)
     if signature.has("window") or signature.has("alibi"):

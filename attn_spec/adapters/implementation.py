@@ -155,11 +155,17 @@ class Implementation:
 
     @property
     def positional(self) -> bool:
-        """Whether q and k arrive at their product as something else than what the projections give."""
-        return bool(self.between)
+        """Whether q and k arrive at their product as something else than what the projections give, or a module adds to
+        or caps the logits of each call."""
+        return bool(self.between or self.biased or getattr(getattr(self.adapter, "module", None), "softcap", 0.0))
+
+    @property
+    def biased(self) -> str:
+        """The bias by position that a module adds to the logits of each call: "alibi", "by position", or nothing."""
+        return str(getattr(getattr(self.adapter, "module", None), "biased", ""))
 
     def effective(self, arguments: Arguments) -> Arguments:
-        """The arguments as they arrive at the product of q and k; as they are but where `positional`."""
+        """The arguments as they arrive at q.k and at the softmax; as they are but where `positional`."""
         if not self.positional:
             return arguments
         seen: Arguments = self.shielded(self.adapter.effective, arguments)  # type: ignore[attr-defined]

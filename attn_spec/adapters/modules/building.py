@@ -13,6 +13,7 @@ from torch import nn
 from attn_spec.adapters.modules import projections
 from attn_spec.adapters.modules.construct import READINGS, Constructor, Sizes, sizes_of
 from attn_spec.adapters.modules.projections import Projection, Projections
+from attn_spec.adapters.modules.variants import without_sinks
 from attn_spec.adapters.signature import TargetError
 from attn_spec.law import Unsupported
 
@@ -174,6 +175,7 @@ class Building:
                     draw_weights(self._projections(module))
             if any(p.dtype != dtype for p in module.parameters()):  # else a buffer of another dtype is one by design
                 module = module.to(dtype)
+        without_sinks(module, sizes.heads)
         return module.eval().requires_grad_(False)
 
     def sizes_for(self, heads: int, kv_heads: int, head_dim: int, v_dim: int, length: int, **others: Any) -> Sizes:

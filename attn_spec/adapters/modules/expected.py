@@ -29,6 +29,8 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     found = {"layout": Finding("BHSD", "assumed", "between its projections")}
     found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
     names = set(f.forward.roles.values())
+    if f.variants.get("window") == "sliding_window":
+        found["window"] = Finding("count", "assumed", "`sliding_window` is Hugging Face's name: keys, its own counted")
     if f.multihead or {"key_padding_mask", "need_weights"} <= names:
         why = "nn.MultiheadAttention's names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
