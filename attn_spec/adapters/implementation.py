@@ -6,7 +6,7 @@ import inspect
 import random
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -152,6 +152,11 @@ class Implementation:
     def between(self) -> str:
         """What a module does to q and k on the way to their product: "rotation", "norm", or nothing."""
         return str(getattr(getattr(self.adapter, "module", None), "between", ""))
+
+    @property
+    def built_with(self) -> Mapping[str, str]:
+        """The variants that a module is built with or has as a parameter: role -> the name it is asked for by."""
+        return dict(getattr(getattr(self.adapter, "module", None), "variants", {}))
 
     @property
     def positional(self) -> bool:

@@ -47,6 +47,18 @@ def window(implementation: Implementation) -> str | None:
     return None
 
 
+def goes_by_distance(implementation: Implementation) -> bool:
+    """Whether the keys that one number leaves visible go by their distance from the query, or are all there are."""
+    problem = implementation.fit(BASE.replace(q_len=9, kv_len=9, head_dim=16, v_dim=16))
+    always = implementation.conventions.causal.value == "always"
+    arguments = problem.arguments().replace(window=(2, None), causal=always)
+    w = recovered_weights(assuming(implementation, window="count"), arguments)
+    if w is None or bool(w.isnan().any()):
+        return False
+    seen = (w.abs() > 1e-9).all(1).all(0)
+    return bool((seen[1:, 1:] == seen[:-1, :-1]).all())
+
+
 def by_oracle(implementation: Implementation, field: str, problems: Sequence[Problem]) -> str | None:
     """The one value of a convention under which the oracle gives what the implementation gives."""
     for problem in map(implementation.fit, problems):

@@ -73,11 +73,22 @@ class ModuleAdapter(FunctionAdapter):
             changes["q_len"] = changes["kv_len"] = max(p.q_len, p.kv_len)
             changes["mask"] = tuple(_square(part, p.q_len > p.kv_len) for part in p.mask)
         if "alibi" in f.variants and p.alibi is not None and not p.alibi.batched:
+            if "heads" in f.roles and f.instance is None:  # where H is no power of two, rules for slopes differ
+                changes["heads"] = 1 << (heads - 1).bit_length()
+                changes["kv_heads"] = changes["heads"] if kv_heads == heads else 1 << (kv_heads.bit_length() - 1)
             changes["mask"] = tuple(
                 Alibi(standard=True) if isinstance(part, Alibi) else part for part in changes.get("mask", p.mask)
             )
         changes = {name: value for name, value in changes.items() if value != getattr(p, name)}
         return p.replace(**changes) if changes else p
+
+    def why_not(self, role: str) -> str:
+        """Why a variant can't be asked for."""
+        if role == "window" and self.module is not None and self.module.by_mask:
+            return "no window parameter: its window lies in the mask that its model builds"
+        if role == "window" and self.module is not None and "window" in self.module.variants:
+            return "its window is none of so many keys by distance, so nothing says which keys it should hold"
+        return f"no {role} parameter"
 
     def result(self, returned: Any, arguments: Arguments) -> Result:
         result = super().result(returned, arguments)
@@ -149,8 +160,8 @@ class ModuleAdapter(FunctionAdapter):
             arguments = arguments.replace(mask=mask[:, 0].expand(-1, arguments.q.shape[2], -1))
         if arguments.causal and self.module is not None and self.module.by_mask and _holds_the_lowest(mask):
             raise Unsupported("the triangle goes in with the mask, whose lowest number stands for it too")
-        if arguments.window is not None and self.module is not None and self.module.by_mask:
-            raise Unsupported("no window parameter: its window lies in the mask that its model builds")
+        if arguments.window is not None and "window" not in self.signature.roles:
+            raise Unsupported(self.why_not("window"))
         values = super()._values(arguments)
         if mask is not None and arguments.form != "key-padding" and self.shapes is not None:
             shape = shape_of(mask, arguments.q.shape[1], arguments.q.shape[2])
