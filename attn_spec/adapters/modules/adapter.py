@@ -90,6 +90,12 @@ class ModuleAdapter(FunctionAdapter):
             return "its window is none of so many keys by distance, so nothing says which keys it should hold"
         return f"no {role} parameter"
 
+    def _window(self, arguments: Arguments) -> Any:
+        said = super()._window(arguments)
+        if said == 0 and self.module is not None and "window" in self.module.variants:
+            raise Unsupported("a window of 0 before the query's own, which a constructor may read as none")
+        return said
+
     def result(self, returned: Any, arguments: Arguments) -> Result:
         result = super().result(returned, arguments)
         b, _, q_len, kv_len = arguments.sizes

@@ -180,6 +180,8 @@ def hidden_call(implementation: Implementation, problem: Problem, *, with_contex
     optional = not f.forward.context_required and not f.forward.separate
     cross = f.takes_context and (with_context or not optional or p.q_len != p.kv_len)
     causal = bool(arguments.causal) if f.causal_by == "constructor" and "causal" not in f.forward.roles else None
+    if f.causal_by == "constructor" and "causal" not in f.forward.roles:
+        named.pop("is_causal", None)  # `sizes` say it
     asked, sinks = variants.taken_from(named, f.variants)
     named |= {} if sinks is None else {variants.PARAMETERS["sinks"]: sinks}
     sizes = f.sizes_for(

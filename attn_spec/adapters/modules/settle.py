@@ -26,6 +26,7 @@ def settle(f: ModuleFunction) -> None:
     _note(f, "module", _kind(f), "assumed", _how_built(f))
     f.multihead = isinstance(f.module, nn.MultiheadAttention)
     f.by_mask = not f.multihead and _by_mask(f)
+    _half_rotation(f)
     _resets(f)
     _needs_context(f)
     variants.keep_what_it_needs(f, _runs)
@@ -118,6 +119,18 @@ def _resets(f: ModuleFunction) -> None:
         f.resets = name
         _note(f, "state", f"{name}()", "measured", "a second call goes on from the first: called before each")
     f.forget()
+
+
+def _half_rotation(f: ModuleFunction) -> None:
+    """Find out whether rotations are to hold one number for each pair of channels, where it does not run otherwise."""
+    if not f.forward.rotations or _runs(f):
+        return
+    given = f.forward
+    f.forward = replace(given, half=True)
+    if _runs(f):
+        _note(f, "rotation", "by pairs", "measured", "cos and sin of half the channels; with all of them it raises")
+    else:
+        f.forward = given
 
 
 def _runs(f: ModuleFunction) -> bool:
