@@ -73,8 +73,9 @@ def module_of(blocks: Mapping[str, Callable[..., Any]], *, alibi: bool = False) 
             super().__init__()
             self.num_heads, self.head_dim = num_heads, hidden_size // num_heads
             self.kept = run["keep"](attn_logit_softcapping, sliding_window)
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                setattr(self, name, nn.Linear(self.num_heads * self.head_dim, self.num_heads * self.head_dim))
+            width = num_heads * self.head_dim
+            self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+            self.v_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
             self.sinks = None if alibi else nn.Parameter(torch.zeros(num_heads))
             if alibi:
                 self.register_buffer("alibi_slopes", run["slopes"](num_heads))

@@ -162,7 +162,12 @@ class Implementation:
     def positional(self) -> bool:
         """Whether q and k arrive at their product as something else than what the projections give, or a module adds to
         or caps the logits of each call."""
-        return bool(self.between or self.biased or getattr(getattr(self.adapter, "module", None), "softcap", 0.0))
+        return bool(self.between or self.biased or self.capped)
+
+    @property
+    def capped(self) -> float:
+        """The softcap that a module has in each call; 0 where there is none."""
+        return float(getattr(getattr(self.adapter, "module", None), "softcap", 0.0))
 
     @property
     def biased(self) -> str:

@@ -110,6 +110,8 @@ _precisions: WeakKeyDictionary[Implementation, dict[str, Precision]] = WeakKeyDi
 def gradients(implementation: Implementation, problem: Problem, *, lse: bool = False) -> Found:
     """The gradients of a problem, worked out once for all laws that look at them."""
     needs_given(implementation)
+    if implementation.capped and problem.dtype in ("bfloat16", "float16"):
+        raise Unsupported("its softcap hides from every probe how its scores are rounded, on which gradients depend")
     kept = _found.setdefault(implementation, {})
     if (problem, lse) not in kept:
         arguments, given = arguments_for(implementation, problem), cotangents_for(problem, lse=lse)

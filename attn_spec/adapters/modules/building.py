@@ -67,6 +67,9 @@ class Building:
                     self.reading, self.kv_fixed = reading, 0 if kv_heads == sizes.kv_heads else kv_heads
                     return sized, module
         if errors and len(errors) == len(READINGS):
+            if self.constructor.keeps("softcap"):  # it may be one that can't be without
+                self.constructor.kept.add("softcap")
+                return self._first()
             raise errors[1]  # of the plain reading, hidden = heads * head_dim
         self.reading = next(n for n in (1, 0, 3, 2) if self._builds(self._read(wanted, n)))
         sizes = self._read(wanted, self.reading)

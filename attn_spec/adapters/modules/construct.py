@@ -150,6 +150,10 @@ class Constructor:
                 found[ROLE_OF[p.name]] = p.name
         return found
 
+    def keeps(self, role: str) -> bool:
+        """Whether a default that is kept would change what is built."""
+        return role in self.named and role not in self.kept
+
     def _can_be_asked(self, name: str, default: Any) -> bool:
         """Whether an argument can be given by its role: of variants, those that have a value for none."""
         role = ROLE_OF[name]

@@ -16,7 +16,7 @@ from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, silent_biases
+from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, silent_biases, uncompiled
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
@@ -161,7 +161,7 @@ class ModuleFunction(Building):
         fill = self.orders.fill(q, k, v, found)
         inputs = self._inputs(module, sizes, b, q_len, k.shape[2], q.dtype, marked)
         meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD")
-        with silent_biases(found), meeting:
+        with silent_biases(found), uncompiled(), meeting:
             returned = self._call(module, sizes, inputs, named, q)
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")

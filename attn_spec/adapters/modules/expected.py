@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.modules import sessions
-from attn_spec.adapters.modules.construct import ROLE_OF
+from attn_spec.adapters.modules.constructor_names import ROLE_OF
 from attn_spec.conventions import Finding
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ def settle(f: ModuleFunction) -> None:
     _needs_context(f)
     variants.keep_what_it_needs(f, _runs)
     f.variants = variants.found(f)
-    for role, name in f.variants.items():
-        what = "the parameter" if role == "sinks" and name not in (f.constructor.named if f.constructor else {}) else ""
-        _note(f, role, name, "assumed", f"judged with and without it, by {what or 'the constructor'}")
+    for role, word in f.variants.items():
+        by = "the constructor" if f.constructor and f.constructor.named.get(role) == word else "its parameter"
+        _note(f, role, word, "assumed", f"judged with and without it, by {by}")
     _input(f)
     _check_whole(f)
     how = "declared" if f.declared.get("projections") else "assumed"

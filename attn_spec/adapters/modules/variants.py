@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,29 +96,30 @@ def taken_from(named: dict[str, Any], variants: Mapping[str, str]) -> tuple[dict
 # a softcap that no call can turn off ---------------------------------------------------------------------------------
 
 
-def keep_what_it_needs(f: ModuleFunction, runs: Any) -> None:
+def keep_what_it_needs(f: ModuleFunction, runs: Callable[[ModuleFunction], bool]) -> None:
     """Keep the default of a softcap without which the module does not run."""
-    if f.constructor is None or "softcap" not in f.constructor.named or runs(f):
+    if f.constructor is None or not f.constructor.keeps("softcap") or runs(f):
         return
     f.constructor.kept.add("softcap")
-    f.constructor.named.pop("softcap")
     f.forget()
     if not runs(f):
         f.constructor.kept.discard("softcap")
+        f.forget()
 
 
 def standing_softcap(f: ModuleFunction) -> tuple[float, str] | None:
     """The softcap of each call and how it is known, where it is none of a call's; None where there is none."""
-    if "softcap" in f.variants or "softcap" in f.forward.roles:
+    kept = f.constructor is not None and "softcap" in f.constructor.kept
+    if "softcap" in f.forward.roles or ("softcap" in f.variants and not kept):
         return None
-    for name, value in _given(f.declared.get("construct") or {}):
-        if name in NAMES["softcap"] and _is_cap(value):
-            return float(value), f"construct: {name}"
+    for name, given in _given(f.declared.get("construct") or {}):
+        if name in NAMES["softcap"] and _is_cap(given):
+            return float(given), f"construct: {name}"
     module = f.built(f.sizes, torch.float32)
     for owner in module.modules():
         for holder in (owner, *(getattr(owner, name, None) for name in CONFIGS)):
             for name in NAMES["softcap"]:
-                value = getattr(holder, name, None) if holder is not None else None
+                value: Any = getattr(holder, name, None)
                 if _is_cap(value):
                     return float(value), f"the attribute {name}"
     return _measured_cap(f)
