@@ -286,7 +286,8 @@ def run(arguments: Arguments, meaning: Meaning, pipeline: Pipeline = RIGHT, rows
         logits = blocks.soften(logits, softcap)
     logits = blocks.finish(blocks.hide(logits, visible, past), softcap)
     weights = blocks.drain(blocks.normalise(logits), logits, arguments.sinks)
-    weights = blocks.settle(weights, logits, visible, past, meaning.empty_rows)
+    taken = meaning.empty_rows == "mean" and arguments.sinks is not None  # beside low numbers the sink takes all
+    weights = blocks.settle(weights, logits, visible, past, "zero" if taken else meaning.empty_rows)
     output = blocks.merge(blocks.mix(weights, v), q)
     others = softcap, slopes, arguments.sinks, blocks, meaning.lse_sinks
     return Trace(q, k, v, scale, bias, logits, weights, output, *others)

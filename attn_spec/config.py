@@ -94,7 +94,7 @@ class ImplementationConfig(Section):
     grouping: str | None = None
     """How query heads share kv heads: contiguous (0 0 1 1) or tiled (0 1 0 1)."""
     window: str | None = None
-    """What the window parameter holds: pair (left, right), count, count-both, or left."""
+    """What the window parameter holds: pair (left, right), count, count-both, left, or left-both."""
     window_alignment: str | None = None
     """Where windows and the distances of ALiBi stand if Sq != Sk: top-left or bottom-right."""
     softcap_order: str | None = None

@@ -12,6 +12,7 @@ from attn_spec.conventions import ROLES
 
 # what stands for a value in use, in `construct:` and in `call:`
 SIZE_WORDS = ("$hidden", "$heads", "$kv_heads", "$head_dim", "$v_dim", "$context", "$kv_hidden")
+CONSTRUCT_WORDS = (*SIZE_WORDS, "$softcap", "$window", "$alibi", "$sinks")
 CALL_WORDS = (*SIZE_WORDS, "$positions", "$cos", "$sin", "$identity_rotation")
 CLAIMS = ("autocast", "batch-invariant", "deterministic", "export", "fake-tensors", "fullgraph", "vmap")
 PROJECTIONS = ("q", "k", "v", "o", "qkv", "kv")
@@ -54,5 +55,5 @@ def _claimed(word: str) -> str:
 Role = Annotated[str, AfterValidator(lambda word: _one_of(word, ROLES))]
 Claim = Annotated[str, AfterValidator(_claimed)]
 Projection = Annotated[str, AfterValidator(lambda word: _one_of(word, PROJECTIONS))]
-Constructed = Annotated[Any, AfterValidator(lambda value: words_known(value, SIZE_WORDS))]
+Constructed = Annotated[Any, AfterValidator(lambda value: words_known(value, CONSTRUCT_WORDS))]
 Called = Annotated[Any, AfterValidator(lambda value: words_known(value, CALL_WORDS))]

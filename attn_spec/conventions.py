@@ -20,8 +20,9 @@ taken over from measurement: they are what people get wrong.
 
 window: `pair` is (left, right), the keys before and after, its own not counted, no bound where negative or None;
 `count` one number, the keys up to its own, that one counted; `count-both` the same in both directions; `left` one
-number, its own not counted. window_alignment holds for windows and for the distances of ALiBi. alibi: `signed` is
-slope * (j - i), as in flashinfer. lse_empty: of a row with no visible key; flash-attn 3 gives -inf.
+number, its own not counted; `left-both` the same in both directions. window_alignment holds for windows and for the
+distances of ALiBi. alibi: `signed` is slope * (j - i), as in flashinfer. lse_empty: of a row with no visible key;
+flash-attn 3 gives -inf.
 
 Sources: torch/nn/functional.py and torch/nn/modules/activation.py (2.13), flash_attn/flash_attn_interface.py and
 softmax.h (2.8), transformers/masking_utils.py and integrations/sdpa_attention.py (5.x), jax/_src/nn/functions.py,
@@ -47,7 +48,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "causal": ("flag", "always", "never"),
     "empty_rows": ("zero", "mean", "nan"),
     "grouping": ("contiguous", "tiled"),
-    "window": ("pair", "count", "count-both", "left"),
+    "window": ("pair", "count", "count-both", "left", "left-both"),
     "window_alignment": ("top-left", "bottom-right"),
     "softcap_order": ("first", "after-bias"),
     "alibi": ("distance", "signed"),

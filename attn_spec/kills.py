@@ -139,9 +139,10 @@ def _plants(fault: BehaviourFault | ModuleFault) -> Iterable[tuple[Any, dict[str
 
 def _laws(fault: BehaviourFault | ModuleFault) -> list[str]:
     """Those of modules for a fault around attention; those of packing stand among the variants and the gradients."""
-    if isinstance(fault, ModuleFault):
+    if fault.theme == "modules":
         load_laws()
-        return [law.code for law in LAWS.values() if law.of_modules]
+        also = [] if isinstance(fault, ModuleFault) else ["variants"]
+        return [*(law.code for law in LAWS.values() if law.of_modules), *also]
     return ["variants", "gradients"] if fault.theme == "variants" else [fault.theme]
 
 

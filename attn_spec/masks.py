@@ -132,14 +132,18 @@ class Window:
 
 @dataclass(frozen=True)
 class Alibi:
-    """A slope for each head, or for each sample and head: -slope * |p - j| is added. Goes by a parameter."""
+    """A slope for each head, or for each sample and head: -slope * |p - j| is added. Goes by a parameter.
+
+    standard: the slopes are 2^(-8 h / H) of Press et al., which a module works out by itself, and not random ones.
+    """
 
     batched: bool = False
+    standard: bool = False
     kind: ClassVar[str] = "alibi"
     axes: ClassVar[str] = "HQK"
 
     def __str__(self) -> str:
-        return f"alibi({'BH' if self.batched else 'H'})"
+        return "alibi" if self.standard else f"alibi({'BH' if self.batched else 'H'})"
 
 
 @dataclass(frozen=True)

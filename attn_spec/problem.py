@@ -296,14 +296,16 @@ class Problem:
             *(q, k, v, mask, form, self.causal_by_flag, self.scale),
             window=None if window is None else (window.left, window.right),
             softcap=self.softcap,
-            alibi=None if slopes is None else values.random_slopes(self._slopes_shape(slopes), self.seed),
+            alibi=None if slopes is None else self._slopes(slopes),
             sinks=values.random_sinks(self.heads, self.seed).to(dtype) if self.sinks else None,
             lengths=None if lengths is None else (lengths.q_lengths, lengths.kv_lengths),
             dropout=dropout,
         )
 
-    def _slopes_shape(self, slopes: Alibi) -> tuple[int, ...]:
-        return (self.batch, self.heads) if slopes.batched else (self.heads,)
+    def _slopes(self, slopes: Alibi) -> Tensor:
+        if slopes.standard:
+            return values.standard_slopes(self.heads)
+        return values.random_slopes((self.batch, self.heads) if slopes.batched else (self.heads,), self.seed)
 
     @property
     def _drawn_sizes(self) -> Sizes:

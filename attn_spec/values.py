@@ -65,6 +65,17 @@ def random_slopes(shape: tuple[int, ...], seed: int) -> Tensor:
     return (2.0 ** (-3 * torch.rand(shape, generator=g, dtype=torch.float64))).float()
 
 
+def standard_slopes(heads: int) -> Tensor:
+    """The slopes of ALiBi [H], float32: 2^(-8 h / H) for h = 1 ... H where H is a power of two.
+
+    Elsewhere those of the largest power of two below, then every other one of twice as many.
+    """
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * h / below) for h in range(1, below + 1)]
+    slopes += [2.0 ** (-4 * h / below) for h in range(1, 2 * (heads - below), 2)]
+    return torch.tensor(slopes)
+
+
 def random_sinks(heads: int, seed: int) -> Tensor:
     """A random sink logit for each head [H], float64, some of them above the logits of most rows."""
     g = torch.Generator().manual_seed(seed + 32452843)

@@ -11,7 +11,7 @@ import yaml
 
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.config import ConfigError, ImplementationConfig, _names, load
-from attn_spec.config_words import CALL_WORDS, SIZE_WORDS
+from attn_spec.config_words import CALL_WORDS, CONSTRUCT_WORDS, SIZE_WORDS
 
 WHOLE = """
 target: pkg.layers:Attention
@@ -57,7 +57,7 @@ def test_what_is_left_out_is_not_passed_on() -> None:
 
 
 def test_the_words_are_those_that_modules_are_built_with() -> None:
-    assert {word[1:] for word in SIZE_WORDS} == set(Sizes().words)
+    assert {word[1:] for word in CONSTRUCT_WORDS} == set(Sizes().words)
 
 
 @pytest.mark.parametrize("word", CALL_WORDS)
@@ -80,7 +80,7 @@ def test_each_word_stands_where_it_may(word: str, tmp_path: Path) -> None:
         (
             "strict: true\nconstruct:\n  dim: $hiden",
             "attn.yaml:3: construct.dim: '$hiden' is not one of $hidden, $heads, $kv_heads, $head_dim, $v_dim, "
-            "$context, $kv_hidden; did you mean $hidden?",
+            "$context, $kv_hidden, $softcap, $window, $alibi, $sinks; did you mean $hidden?",
         ),
         ("construct: {dim: $cos}", "attn.yaml:1: construct.dim: '$cos' is not one of $hidden"),
         (

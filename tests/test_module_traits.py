@@ -112,9 +112,9 @@ def test_modules_with_a_cache_are_causal(name: str) -> None:
     assert adapt(honest.HONEST[name]).conventions.causal.value == "always"
 
 
-@pytest.mark.parametrize("module", [honest.AlibiLayerPastAttention, ByDistance])
-def test_a_bias_by_distance_is_found(module: type[nn.Module]) -> None:
-    assert facts(module)["bias"] == "by position"
+@pytest.mark.parametrize(("module", "kind"), [(honest.AlibiLayerPastAttention, "alibi"), (ByDistance, "by position")])
+def test_a_bias_by_distance_is_found(module: type[nn.Module], kind: str) -> None:
+    assert facts(module)["bias"] == kind
 
 
 @pytest.mark.parametrize("module", [Base, Plain, Shifted, MaskedLate, Leaks, LeaksUnsaid, OverQueries])
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_no_bias(module: type[nn.Module]) -> None:
 
 def test_a_window_of_its_own_is_as_long_as_the_context() -> None:
     found = facts(honest.RollingWindowAttention)
-    assert (found["window"], found["state"]) == ("the context", "reset()")
+    assert (found["window"], found["state"]) == ("window", "reset()")
     assert ModuleFunction(honest.RollingWindowAttention, "rolling").module.window == 128
 
 

@@ -270,7 +270,7 @@ def _measure(
             "rows with no visible key give NaN, taken as meant; `empty_rows: zero` makes it red"
         )
     settle("grouping", measure.grouping(implementation), "V constant in each kv head, 4 query heads on 2", accept=False)
-    _measure_variants(implementation, settle, signature)
+    _measure_variants(implementation, settle, signature, expected, declared)
     _measure_precision(implementation, declared.get("precision") or {})
 
 
@@ -293,9 +293,21 @@ def _measure_causal(implementation: Implementation, settle: Callable[..., None],
             implementation.notes.append(f"alignment taken from measurement; `alignment: {value}` in attn.yaml holds it")
 
 
-def _measure_variants(implementation: Implementation, settle: Callable[..., None], signature: Signature) -> None:
+def _measure_variants(
+    implementation: Implementation,
+    settle: Callable[..., None],
+    signature: Signature,
+    expected: set[str],
+    declared: Mapping[str, Any],
+) -> None:
     if signature.has("window"):
-        settle("window", variants.window(implementation), "the keys seen under (2, 1), or under 3", accept=True)
+        kind = variants.window(implementation)
+        both = kind == "count-both" and implementation.is_module and implementation.conventions.window.value == "count"
+        if both:  # the name says what is counted, and not to which sides
+            expected.discard("window")
+        settle("window", kind, "the keys seen under (2, 1), or under 3", accept=True)
+        if kind is None and "window" in implementation.built_with and declared.get("window") is None:
+            _window_of_module(implementation, signature, expected)
     if signature.has("alibi"):
         settle("alibi", variants.alibi(implementation), "the output without causality", accept=True)
     if signature.has("window") or signature.has("alibi"):
@@ -313,6 +325,19 @@ def _measure_variants(implementation: Implementation, settle: Callable[..., None
                 "with a sink, beside the exact one",
                 accept=True,
             )
+
+
+def _window_of_module(implementation: Implementation, signature: Signature, expected: set[str]) -> None:
+    """A window of which no convention is clear: one number of keys where they go by distance or all are seen."""
+    if variants.goes_by_distance(implementation):
+        if "window" not in expected:
+            finding = Finding("count", "assumed", "one number, of keys with the query's own")
+            implementation.conventions = implementation.conventions.replace(window=finding)
+            implementation.adapter.conventions = implementation.conventions  # type: ignore[attr-defined]
+        return
+    del signature.roles["window"]
+    name = implementation.built_with["window"]
+    implementation.notes.append(f"{name}: the keys that it leaves visible do not go by distance; it is not judged")
 
 
 def _measure_precision(implementation: Implementation, declared: Mapping[str, str]) -> None:

@@ -195,9 +195,9 @@ class FunctionAdapter:
                 none = arguments.q.shape[2] + arguments.k.shape[2]
             return tuple(none if n is None else n for n in (left, right))
         one_sided = right is None or arguments.causal or self.conventions.causal.value == "always"
-        if left is None or (right != left if kind == "count-both" and not arguments.causal else not one_sided):
+        if left is None or (right != left if kind.endswith("both") and not arguments.causal else not one_sided):
             raise Unsupported(f"the window ({left}, {right}) can't be said by one number")
-        return left if kind == "left" else left + 1
+        return left if kind.startswith("left") else left + 1
 
     def result(self, returned: Any, arguments: Arguments) -> Result:
         """What one call returned, as [B, H, Sq, Dv] and what comes beside it. Raises Violation, Unsupported."""

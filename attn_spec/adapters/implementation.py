@@ -6,7 +6,7 @@ import inspect
 import random
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -159,12 +159,28 @@ class Implementation:
         return str(getattr(getattr(self.adapter, "module", None), "between", ""))
 
     @property
+    def built_with(self) -> Mapping[str, str]:
+        """The variants that a module is built with or has as a parameter: role -> the name it is asked for by."""
+        return dict(getattr(getattr(self.adapter, "module", None), "variants", {}))
+
+    @property
     def positional(self) -> bool:
-        """Whether q and k arrive at their product as something else than what the projections give."""
-        return bool(self.between)
+        """Whether q and k arrive at their product as something else than what the projections give, or a module adds to
+        or caps the logits of each call."""
+        return bool(self.between or self.biased or self.capped)
+
+    @property
+    def capped(self) -> float:
+        """The softcap that a module has in each call; 0 where there is none."""
+        return float(getattr(getattr(self.adapter, "module", None), "softcap", 0.0))
+
+    @property
+    def biased(self) -> str:
+        """The bias by position that a module adds to the logits of each call: "alibi", "by position", or nothing."""
+        return str(getattr(getattr(self.adapter, "module", None), "biased", ""))
 
     def effective(self, arguments: Arguments) -> Arguments:
-        """The arguments as they arrive at the product of q and k; as they are but where `positional`."""
+        """The arguments as they arrive at q.k and at the softmax; as they are but where `positional`."""
         if not self.positional:
             return arguments
         seen: Arguments = self.shielded(self.adapter.effective, arguments)  # type: ignore[attr-defined]

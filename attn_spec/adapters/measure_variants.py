@@ -21,13 +21,14 @@ from attn_spec.tolerance import candidates
 
 def window(implementation: Implementation) -> str | None:
     """What a window is said by: a pair, or one number and which keys that counts."""
-    problem = BASE.replace(q_len=9, kv_len=9)
+    problem = implementation.fit(BASE.replace(q_len=9, kv_len=9, head_dim=16, v_dim=16))
     j, i = torch.arange(9), torch.arange(9)[:, None]
     seen = {
         "pair": (j >= i - 2) & (j <= i + 1),
         "count": j > i - 3,
         "left": j >= i - 3,
         "count-both": (i - j).abs() < 3,
+        "left-both": (i - j).abs() <= 3,
     }
     asked = {"pair": (2, 1), "count": (2, None)}
     always = implementation.conventions.causal.value == "always"
@@ -37,7 +38,7 @@ def window(implementation: Implementation) -> str | None:
         if w is None or bool(w.isnan().any()):
             continue
         past = torch.ones(9, 9, dtype=torch.bool).tril() if always else torch.ones(9, 9, dtype=torch.bool)
-        for name in ["pair"] if kind == "pair" else ["count", "left", "count-both"]:
+        for name in ["pair"] if kind == "pair" else ["count", "left", "count-both", "left-both"]:
             if bool(((w.abs() > 1e-9) == (seen[name] & past)).all()):
                 return name
         behind = [n for n in ("count", "left") if bool(((w.abs() > 1e-9) == (seen[n] & (j <= i))).all())]
@@ -46,9 +47,21 @@ def window(implementation: Implementation) -> str | None:
     return None
 
 
+def goes_by_distance(implementation: Implementation) -> bool:
+    """Whether the keys that one number leaves visible go by their distance from the query, or are all there are."""
+    problem = implementation.fit(BASE.replace(q_len=9, kv_len=9, head_dim=16, v_dim=16))
+    always = implementation.conventions.causal.value == "always"
+    arguments = problem.arguments().replace(window=(2, None), causal=always)
+    w = recovered_weights(assuming(implementation, window="count"), arguments)
+    if w is None or bool(w.isnan().any()):
+        return False
+    seen = (w.abs() > 1e-9).all(1).all(0)
+    return bool((seen[1:, 1:] == seen[:-1, :-1]).all())
+
+
 def by_oracle(implementation: Implementation, field: str, problems: Sequence[Problem]) -> str | None:
     """The one value of a convention under which the oracle gives what the implementation gives."""
-    for problem in problems:
+    for problem in map(implementation.fit, problems):
         arguments = problem.arguments(implementation.conventions.meaning.alignment)
         try:
             out = implementation(arguments).output
@@ -57,7 +70,7 @@ def by_oracle(implementation: Implementation, field: str, problems: Sequence[Pro
         fits = []
         for value in CHOICES[field]:
             meaning = assuming(implementation, **{field: value}).conventions.meaning
-            right = oracle.answer(arguments, meaning, candidates("float32")[0])
+            right = oracle.answer(implementation.effective(arguments), meaning, candidates("float32")[0])
             if out.shape == right.output.shape and right.compare(out).ratio <= 8:
                 fits.append(value)
         if len(fits) == 1:

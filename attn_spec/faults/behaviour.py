@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Block = TypeVar("Block", bound=Callable[..., Any])
 
 # modules of attn_spec.faults that enter behaviour faults, in the order of the catalogue
-CATALOGUES: tuple[str, ...] = ("packing", "tangents", "decoding", "decoding_diagnosis", "randomness", "running")
+CATALOGUES: tuple[str, ...] = (
+    *("packing", "tangents", "decoding", "decoding_diagnosis", "randomness", "running", "module_variants"),
+)
 
 
 @dataclass(frozen=True, eq=False)

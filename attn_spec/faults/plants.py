@@ -48,6 +48,13 @@ def _tangents(fault: BehaviourFault) -> Iterator[tuple[Any, dict[str, Any]]]:
     yield attention_with_tangents(fault.blocks), {}
 
 
+def _module_variants(fault: BehaviourFault) -> Iterator[tuple[Any, dict[str, Any]]]:
+    from attn_spec.module_variant_blocks import module_of
+
+    yield module_of(fault.blocks), {"name": "decoder"}
+    yield module_of(fault.blocks, alibi=True), {"name": "decoder"}
+
+
 Make = Callable[[BehaviourFault], Iterator[tuple[Any, dict[str, Any]]]]
 PLANTED: dict[str, tuple[Make, ...]] = {  # by the module that enters a fault
     "decoding": (_decoding,),
@@ -55,4 +62,5 @@ PLANTED: dict[str, tuple[Make, ...]] = {  # by the module that enters a fault
     "running": (_running,),
     "packing": (_packing,),
     "tangents": (_tangents,),
+    "module_variants": (_module_variants,),
 }

@@ -70,8 +70,8 @@ class Asked:
             for name, one, other in zip(("dX", "dContext"), got, expected, strict=False):
                 yield name, same(one, other, _of_largest(other, BACKWARDS))
             return
-        meaning, problem = self.implementation.conventions.meaning, self.problem
-        right = right_for(problem, meaning, precision_of(self.implementation, problem.dtype), False)
+        problem = self.problem
+        right = right_for(self.implementation, problem, precision_of(self.implementation, problem.dtype))
         pairs = zip(self.gradients(got), self.gradients(expected), strict=True)
         for (name, one), (_, other) in pairs:
             yield f"d{name.upper()}", same(one, other, getattr(right.bounds, name))

@@ -21,9 +21,22 @@ def arguments_for(implementation: Implementation, problem: Problem) -> Arguments
 
 
 def needs_plain(implementation: Implementation) -> None:
-    """Raise Unsupported where q and k change with their positions on the way, of which the law knows nothing."""
+    """Raise Unsupported where a module does to q, k and the logits of each call what the law knows nothing of."""
+    needs_given(implementation)
     if implementation.positional:
+        raise Unsupported("the logits of each call are capped, or have a bias by position added")
+
+
+def needs_given(implementation: Implementation) -> None:
+    """Raise Unsupported where q and k change with their positions on the way, of which the law knows nothing."""
+    if implementation.between:
         raise Unsupported("q and k are rotated or normalised on the way to their product")
+
+
+def needs_heads_alike(implementation: Implementation) -> None:
+    """Raise Unsupported where a module adds another bias in each head."""
+    if implementation.biased:
+        raise Unsupported("each head has a bias by position of its own added")
 
 
 def output(implementation: Implementation, arguments: Arguments) -> Tensor:

@@ -15,7 +15,7 @@ from attn_spec.adapters.implementation import Implementation, is_clear
 from attn_spec.adapters.parcels import hand_written
 from attn_spec.backward import Cotangents, Gradients
 from attn_spec.conventions import Meaning
-from attn_spec.invariants.comparison import arguments_for, needs_plain
+from attn_spec.invariants.comparison import arguments_for, needs_given
 from attn_spec.law import Refused, Unsupported, Violation
 from attn_spec.oracle import Derivative
 from attn_spec.problem import Arguments, Problem
@@ -109,11 +109,14 @@ _precisions: WeakKeyDictionary[Implementation, dict[str, Precision]] = WeakKeyDi
 
 def gradients(implementation: Implementation, problem: Problem, *, lse: bool = False) -> Found:
     """The gradients of a problem, worked out once for all laws that look at them."""
-    needs_plain(implementation)
+    needs_given(implementation)
+    if implementation.capped and problem.dtype in ("bfloat16", "float16"):
+        raise Unsupported("its softcap hides from every probe how its scores are rounded, on which gradients depend")
     kept = _found.setdefault(implementation, {})
     if (problem, lse) not in kept:
         arguments, given = arguments_for(implementation, problem), cotangents_for(problem, lse=lse)
         names, meaning = names_of(arguments), implementation.conventions.meaning
+        names = tuple(n for n in names if n != "bias" or not implementation.biased)  # it would be of both together
         try:
             grads, _ = differentiate(implementation, arguments, given, names)
         except Refused as error:  # one that has no gradient of a bias refuses to be given one that asks for it
@@ -121,7 +124,7 @@ def gradients(implementation: Implementation, problem: Problem, *, lse: bool = F
                 raise
             names = tuple(name for name in names if name != "bias")
             grads, _ = differentiate(implementation, arguments, given, names)
-        right = right_for(problem, meaning, precision_of(implementation, problem.dtype), lse)
+        right = right_for(implementation, problem, precision_of(implementation, problem.dtype), lse)
         if right.empty and meaning.empty_rows != "zero":
             raise Unsupported(
                 "a row with no visible key is not zero, and what its gradient is depends on how it is made"
@@ -132,8 +135,17 @@ def gradients(implementation: Implementation, problem: Problem, *, lse: bool = F
     return kept[problem, lse]
 
 
+def right_for(implementation: Implementation, problem: Problem, precision: Precision, lse: bool = False) -> Derivative:
+    """The right gradients of a problem for the cotangents that go with it."""
+    meaning = implementation.conventions.meaning
+    if not implementation.positional:
+        return _right_for(problem, meaning, precision, lse)
+    arguments = implementation.effective(arguments_for(implementation, problem))
+    return oracle.derivative(arguments, meaning, precision, cotangents_for(problem, lse=lse))
+
+
 @lru_cache(maxsize=256)
-def right_for(problem: Problem, meaning: Meaning, precision: Precision, lse: bool) -> Derivative:
+def _right_for(problem: Problem, meaning: Meaning, precision: Precision, lse: bool) -> Derivative:
     arguments = problem.arguments(meaning.alignment)
     return oracle.derivative(arguments, meaning, precision, cotangents_for(problem, lse=lse))
 
@@ -168,7 +180,7 @@ def _holds(implementation: Implementation, dtype: str, precision: Precision) -> 
             grads, _ = differentiate(implementation, arguments_for(implementation, problem), cotangents_for(problem))
         except (Unsupported, Refused, Violation):
             return False
-        right = right_for(problem, implementation.conventions.meaning, precision, False)
+        right = right_for(implementation, problem, precision)
         if not all(right.compare(name, g).holds for name, g in zip("qkv", grads, strict=True)):
             return False
     return True

@@ -11,7 +11,7 @@ from torch import Tensor
 from attn_spec import oracle
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.backward import Cotangents
-from attn_spec.invariants.comparison import arguments_for, needs_plain, require_within
+from attn_spec.invariants.comparison import arguments_for, needs_given, require_within
 from attn_spec.invariants.differentiation import (
     FIELDS,
     cotangents_for,
@@ -213,7 +213,7 @@ def strided_cotangents(implementation: Implementation, problem: Problem) -> None
     Why: what comes back from a projection is transposed, and from a sum expanded; a kernel reads it by its strides.
     Example: dO taken for contiguous; a sum as loss gives NaN.
     """
-    needs_plain(implementation)
+    needs_given(implementation)
     arguments, given = arguments_for(implementation, problem), cotangents_for(problem)
     do, meaning = given.output, implementation.conventions.meaning
     precision = precision_of(implementation, problem.dtype)
@@ -226,7 +226,7 @@ def strided_cotangents(implementation: Implementation, problem: Problem) -> None
     }
     for way, cotangent in ways.items():
         grads, _ = differentiate(implementation, arguments, Cotangents(cotangent))
-        right = oracle.derivative(arguments, meaning, precision, Cotangents(cotangent))
+        right = oracle.derivative(implementation.effective(arguments), meaning, precision, Cotangents(cotangent))
         for name, got in zip(("q", "k", "v"), grads, strict=True):
             because = f"with a cotangent that is {way}"
             require_within(right.compare(name, got), WORDS[name], because=because, merge="strided-cotangents")
@@ -289,10 +289,10 @@ def gradient_for_some(implementation: Implementation, problem: Problem) -> None:
     Why: frozen layers and learned biases ask for one gradient only, and another path is chosen for it.
     Example: a bias that is the only input to need a gradient, and gets none.
     """
-    needs_plain(implementation)
+    needs_given(implementation)
     arguments, given = arguments_for(implementation, problem), cotangents_for(problem)
-    meaning, precision = implementation.conventions.meaning, precision_of(implementation, problem.dtype)
-    right = right_for(problem, meaning, precision, False)
+    precision = precision_of(implementation, problem.dtype)
+    right = right_for(implementation, problem, precision)
     known = gradients(implementation, problem).gradients
     for name in (name for name in names_of(arguments) if getattr(known, name) is not None):
         (grad,), _ = differentiate(implementation, arguments, given, (name,))

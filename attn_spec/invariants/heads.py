@@ -6,7 +6,16 @@ import torch
 
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.measure import read_heads
-from attn_spec.invariants.comparison import agrees, alike, answer_to, arguments_for, output, require_within, same
+from attn_spec.invariants.comparison import (
+    agrees,
+    alike,
+    answer_to,
+    arguments_for,
+    needs_heads_alike,
+    output,
+    require_within,
+    same,
+)
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.problem import Problem
 
@@ -53,6 +62,7 @@ def grouped_equals_expanded(implementation: Implementation, problem: Problem) ->
     Why: the group is a saving of memory and nothing else.
     Example: logits averaged over a group before the softmax.
     """
+    needs_heads_alike(implementation)
     arguments = arguments_for(implementation, problem)
     group = problem.heads // problem.kv_heads
     if implementation.conventions.grouping.value == "tiled":

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attn_spec import tolerance, whole
 from attn_spec.adapters.implementation import Implementation
-from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
 from attn_spec.invariants.comparison import difference, evidence, needs_plain, require_within, same
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
@@ -84,8 +83,6 @@ def _answers(implementation: Implementation, problem: Problem, call: HiddenCall)
 
 
 def _right(implementation: Implementation, problem: Problem, call: HiddenCall) -> whole.Whole:
-    if call.biased:
-        raise Unsupported(WHY)
     weights = call.weights()
     if not weights:
         raise Unsupported("what its projections are given or do is more than a matrix and a bias")

@@ -11,6 +11,7 @@ from attn_spec.invariants.comparison import (
     agrees,
     answer,
     arguments_for,
+    needs_given,
     needs_plain,
     output,
     recovered,
@@ -125,7 +126,7 @@ def scale_and_bias(implementation: Implementation, problem: Problem) -> None:
     Why: a bias that is scaled too is sqrt(d_k) times too weak: position biases lose their effect.
     Example: `(q @ k.mT + bias) * scale`.
     """
-    needs_plain(implementation)
+    needs_given(implementation)
     agrees(implementation, problem)
 
 

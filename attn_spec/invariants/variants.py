@@ -131,7 +131,13 @@ def softcap_order(implementation: Implementation, problem: Problem) -> None:
     Why: a cap that comes after the mask brings -inf back to -c, and with a small cap the future is seen.
     Example: `softcap * tanh((s + mask) / softcap)`.
     """
-    agrees(implementation, problem)
+    arguments = arguments_for(implementation, problem)
+    out = output(implementation, arguments)
+    worst, merge = answer_to(implementation, problem).compare(out), ""
+    if not worst.holds and "softcap" in implementation.built_with and (problem.masked or problem.causal):
+        unused = torch.equal(out, output(implementation, arguments.replace(softcap=None)))
+        merge = "" if unused else "built-softcap-order"
+    require_within(worst, "output", merge=merge)
 
 
 # ALiBi ---------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,17 @@ import torch
 from attn_spec import tolerance
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.invariants import comparison
-from attn_spec.invariants.comparison import answer, arguments_for, needs_plain, output, place, recovered, require_within
+from attn_spec.invariants.comparison import (
+    answer,
+    arguments_for,
+    needs_given,
+    needs_heads_alike,
+    needs_plain,
+    output,
+    place,
+    recovered,
+    require_within,
+)
 from attn_spec.law import Advisory, Unsupported, Violation, law
 from attn_spec.problem import Arguments, Problem
 
@@ -170,6 +180,7 @@ def head_order(implementation: Implementation, problem: Problem) -> None:
     Why: heads that mix are one big head, or scrambled ones.
     Example: heads split by `view` without a transpose.
     """
+    needs_heads_alike(implementation)
     one = arguments_for(implementation, problem)
     kv_order = _order(problem.kv_heads, problem.seed + 2)
     group = problem.heads // problem.kv_heads
@@ -201,7 +212,7 @@ def row_shift(implementation: Implementation, problem: Problem) -> None:
     Why: without the row maximum taken off, exp overflows and the row becomes NaN.
     Example: `exp(s) / exp(s).sum(-1)`.
     """
-    needs_plain(implementation)
+    needs_given(implementation)
     one = arguments_for(implementation, problem)
     b, h, q_len, kv_len = one.sizes
     shift = (20.0 * (torch.arange(q_len) % 11))[:, None].to(one.q.dtype)

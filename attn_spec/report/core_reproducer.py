@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import GlobalState, Implementation
-from attn_spec.adapters.modules.core import one_sample, silent_biases
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, order_of
+from attn_spec.adapters.modules.core import one_sample
+from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, order_of, silent_biases
 from attn_spec.adapters.modules.projections import Projection
+from attn_spec.adapters.modules.variants import taken_from
 from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
 from attn_spec.engine import CheckResult
 from attn_spec.law import Violation
@@ -74,10 +75,14 @@ class CoreScript(ModuleScript):
         a, f = self.arguments, self.f
         self.named = self.adapter.asked(a)
         causal = f._causal(self.named)
+        asked, sinks = taken_from(self.named, f.variants)
+        if sinks is not None:
+            raise NotWritten("the sinks, which are a parameter of the module")
         h, q_len, d = a.q.shape[1:]
         self.lengths = q_len, a.k.shape[2]
         self.cross = f.forward.context_required or (bool(f.forward.context) and q_len != a.k.shape[2])
-        self.sizes = f.sizes_for(h, a.k.shape[1], d, a.v.shape[3], max(self.lengths), causal=causal, cross=self.cross)
+        asked |= {"causal": causal, "cross": self.cross}
+        self.sizes = f.sizes_for(h, a.k.shape[1], d, a.v.shape[3], max(self.lengths), **asked)
         self._observe()
 
     def _observe(self) -> None:

@@ -16,7 +16,8 @@ from attn_spec.adapters.implementation import GlobalState, Implementation
 from attn_spec.adapters.modules.building import draw_weights
 from attn_spec.adapters.modules.core import one_sample
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
-from attn_spec.adapters.modules.written import Making, Noted, Written, text_of
+from attn_spec.adapters.modules.variants import taken_from
+from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
 from attn_spec.engine import CheckResult
 from attn_spec.invariants.decoding import chunks
 from attn_spec.law import Unsupported, Violation
@@ -85,6 +86,8 @@ class HiddenScript(AnswerScript):
         noted: Any = Noted()
         named, x, context = dict(call.named), call.x, call.context
         named.pop("query", None)
+        if taken_from(named, self.f.variants)[1] is not None:
+            raise NotWritten("the sinks, which are a parameter of the module")
         if self.f._causal_of_constructor:
             named.pop("is_causal", None)
         if self.f.input == "SD":

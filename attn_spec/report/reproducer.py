@@ -173,7 +173,7 @@ class Script:
         made = self.made()
         needed = "\n".join([*made, *body])
         drawing = [values.draw, values.random_visible, values.random_bias, values.padded_keys]
-        drawing += [values.same_document, values.random_slopes, values.random_sinks]
+        drawing += [values.same_document, values.random_slopes, values.standard_slopes, values.random_sinks]
         sources = [source_of(f, self.problem.values) for f in drawing if f"{f.__name__}(" in needed]
         sources += [text.strip() for name, text in SNIPPETS.items() if f"{name}(" in needed]
         return [*(f"\n\n{source}" for source in sources), "\n", *made]
@@ -225,7 +225,8 @@ class Script:
         p = self.problem
         if p.alibi is not None:
             shape = (p.batch, p.heads) if p.alibi.batched else (p.heads,)
-            yield f"alibi = random_slopes({shape}, {p.seed}){self._moved}"
+            made = f"standard_slopes({p.heads})" if p.alibi.standard else f"random_slopes({shape}, {p.seed})"
+            yield f"alibi = {made}{self._moved}"
         if p.sinks:
             yield f"sinks = random_sinks({p.heads}, {p.seed}).to(torch.{p.dtype}){self._moved}"
 

@@ -25,7 +25,7 @@ def sloped(base: Problem, *, batched: bool = False, causal: bool = False) -> Pro
 test_window = tries(
     law.window,
     both(windowed(PLAIN, 3, 2), windowed(PLAIN, 2, None)),
-    [windowed(PLAIN, left, right) for left, right in ((None, 1), (0, 0), (3, 0), (0, 3))],
+    [windowed(PLAIN, left, right) for left, right in ((None, 1), (0, 0), (3, 0), (0, 3), (2, 2))],
     windowed(GROUPED, 2, 1),
     windowed(LONG, 17, 40),
     windowed(LONG, 64, None),

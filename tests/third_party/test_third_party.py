@@ -12,6 +12,9 @@ import yaml
 from attn_spec import check_attention
 from attn_spec.check import Report
 from attn_spec.config import ImplementationConfig, load
+from attn_spec.law import LAWS
+from attn_spec.problem import Problem
+from attn_spec.subjects import choose
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -28,6 +31,7 @@ WRONG = {
     "x-transformers-flash-lengths": ("ATN404", "", ""),
     "ring-attention": ("ATN501", "mask-ignored-when-causal", ""),
     "litgpt": ("ATN507", "causal-ignored-with-mask", ""),
+    "gemma3": ("ATN782", "softcap-argument-unused", "attn_logit_softcapping = 1.0 and changes nothing"),
     "vit-without-flash": ("ATN103", "", "einops.einsum"),
     "kv-cache-gpt2": ("ATN1050", "", "raises RuntimeError"),
     "latent-attention": ("ATN150", "", "number of dimensions"),
@@ -122,6 +126,34 @@ def test_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fault or fault in report.diagnosis, str(report)
 
 
+VARIANTS = {  # laws of variants that must have held on some problem
+    "gemma2-eager": ("ATN711", "ATN712", "ATN782"),
+    "gpt-oss-eager": ("ATN731", "ATN732", "ATN782"),
+    "local-causal": ("ATN701", "ATN702", "ATN703", "ATN782"),
+    "t5-eager-bias": ("ATN103", "ATN650"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_modules_are_judged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged("honest.yaml", name, monkeypatch, VARIANTS[name])
+    assert {r.code for r in report.results if r.outcome == "passed"} == set(VARIANTS[name]), str(report)
+
+
+def test_a_crash_is_one_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes some two minutes: the flex attention is compiled for each call by which the module is measured."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(ROOT)
+    config = load(HERE / "crashing.yaml")
+    (chosen,) = choose(["t5-flex"], config, named=True, timeout_s=120.0)
+    try:
+        result = chosen.subject.judge(LAWS["ATN150"], Problem(batch=2, heads=3, kv_heads=3))
+    finally:
+        chosen.subject.implementation.close()
+    assert result.outcome == "failed"
+    assert "the process died" in result.message or "index out of bounds" in result.message, result.message
+
+
 @pytest.mark.parametrize("name", HONEST_FUNCTIONS)
 def test_honest_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = judged("honest_functions.yaml", name, monkeypatch)
@@ -144,7 +176,7 @@ def test_every_wrong_entry_is_expected() -> None:
     assert entries("wrong_functions.yaml").keys() == WRONG_FUNCTIONS.keys()
 
 
-FILES = ("honest.yaml", "wrong.yaml", "cached.yaml", "honest_functions.yaml", "wrong_functions.yaml")
+FILES = ("honest.yaml", "wrong.yaml", "cached.yaml", "crashing.yaml", "honest_functions.yaml", "wrong_functions.yaml")
 
 
 @pytest.mark.parametrize("file", FILES)

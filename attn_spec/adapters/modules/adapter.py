@@ -14,13 +14,14 @@ from attn_spec import masks
 from attn_spec.adapters.function import FunctionAdapter, flat
 from attn_spec.adapters.hf_interface import from_interface, is_interface
 from attn_spec.adapters.implementation import Implementation, Result
+from attn_spec.adapters.modules.bias import added_to
 from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import source_of, triangle_of
 from attn_spec.adapters.modules.plain import as_function
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
-from attn_spec.masks import Delivery, Documents, KeyPadding, Lengths, Part, Visible
+from attn_spec.masks import Alibi, Delivery, Documents, KeyPadding, Lengths, Part, Visible
 from attn_spec.problem import Arguments, Problem
 
 SHAPES = ("BHQK", "B1QK", "B11K", "HQK", "QK")  # of a mask; BK, a key padding, is tried apart
@@ -74,8 +75,29 @@ class ModuleAdapter(FunctionAdapter):
         if not f.takes_context and p.q_len != p.kv_len:
             changes["q_len"] = changes["kv_len"] = max(p.q_len, p.kv_len)
             changes["mask"] = tuple(_square(part, p.q_len > p.kv_len) for part in p.mask)
+        if "alibi" in f.variants and p.alibi is not None and not p.alibi.batched:
+            if "heads" in f.roles and f.instance is None:  # where H is no power of two, rules for slopes differ
+                changes["heads"] = 1 << (heads - 1).bit_length()
+                changes["kv_heads"] = changes["heads"] if kv_heads == heads else 1 << (kv_heads.bit_length() - 1)
+            changes["mask"] = tuple(
+                Alibi(standard=True) if isinstance(part, Alibi) else part for part in changes.get("mask", p.mask)
+            )
         changes = {name: value for name, value in changes.items() if value != getattr(p, name)}
         return p.replace(**changes) if changes else p
+
+    def why_not(self, role: str) -> str:
+        """Why a variant can't be asked for."""
+        if role == "window" and self.module is not None and self.module.by_mask:
+            return "no window parameter: its window lies in the mask that its model builds"
+        if role == "window" and self.module is not None and "window" in self.module.variants:
+            return "its window is none of so many keys by distance, so nothing says which keys it should hold"
+        return f"no {role} parameter"
+
+    def _window(self, arguments: Arguments) -> Any:
+        said = super()._window(arguments)
+        if said == 0 and self.module is not None and "window" in self.module.variants:
+            raise Unsupported("a window of 0 before the query's own, which a constructor may read as none")
+        return said
 
     def result(self, returned: Any, arguments: Arguments) -> Result:
         result = super().result(returned, arguments)
@@ -92,15 +114,42 @@ class ModuleAdapter(FunctionAdapter):
         return {name: value for name, value in values.items() if name not in tensors}
 
     def effective(self, arguments: Arguments) -> Arguments:
-        """The arguments as they arrive at q.k, where the module rotates or normalises q and k on the way."""
-        if self.module is None or not self.module.between:
+        """The arguments as they arrive at q.k, rotated or normalised, and with what the module adds to each call."""
+        if self.module is None:
             return arguments
+        arrived = self._arriving(arguments) if self.module.between else arguments
+        if self.module.biased and arguments.alibi is None:
+            arrived = added_to(arrived, self._own_bias(arguments))
+        if self.module.softcap and arguments.softcap is None:
+            arrived = arrived.replace(softcap=self.module.softcap)
+        return arrived
+
+    def own_bias(self, arguments: Arguments, **named: Any) -> Tensor:
+        """What the module adds to the scores of a call of these shapes by itself [1, H, Sq, Sk]. Raises Unsupported."""
+        assert self.module is not None
+        q, k = (x.detach().contiguous() for x in (arguments.q, arguments.k))
+        width = self.module.fit(q.shape[1], k.shape[1], q.shape[3], q.shape[3])[3]
+        v = k.new_zeros(*k.shape[:3], width)
+        seen: Tensor = self.function(q, k, v, attn_spec_request="bias", **named)
+        return seen
+
+    def _own_bias(self, arguments: Arguments) -> Tensor:
+        key = ("bias", arguments.q.dtype, arguments.sizes[1:], arguments.k.shape[1], arguments.q.shape[3])
+        if key not in self._arrived:
+            self._keep(key, self.own_bias(arguments))
+        found: Tensor = self._arrived[key]
+        return found
+
+    def _keep(self, key: tuple[Any, ...], value: Any) -> None:
+        if len(self._arrived) >= KEPT:
+            del self._arrived[next(iter(self._arrived))]
+        self._arrived[key] = value
+
+    def _arriving(self, arguments: Arguments) -> Arguments:
         q, k = (x.detach().contiguous() for x in (arguments.q, arguments.k))
         key = (q.dtype, q.shape, k.shape, *_mark(q), *_mark(k))
         if key not in self._arrived:
-            if len(self._arrived) >= KEPT:
-                del self._arrived[next(iter(self._arrived))]
-            self._arrived[key] = self.function(q, k, k, attn_spec_request="between")
+            self._keep(key, self.function(q, k, k, attn_spec_request="between"))
         q, k = self._arrived[key]
         return arguments.replace(q=q, k=k)
 
@@ -127,6 +176,8 @@ class ModuleAdapter(FunctionAdapter):
                 raise Unsupported(
                     "its own triangle and the lowest number in a mask add up in a row that is hidden whole"
                 )
+        if arguments.window is not None and "window" not in self.signature.roles:
+            raise Unsupported(self.why_not("window"))
         values = super()._values(arguments)
         if mask is not None and arguments.form != "key-padding" and self.shapes is not None:
             shape = shape_of(mask, arguments.q.shape[1], arguments.q.shape[2])

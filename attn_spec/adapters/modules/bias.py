@@ -1,17 +1,25 @@
-"""A bias that a module adds to its scores by position, of which its caller says nothing: ALiBi, relative positions."""
+"""A bias that a module adds to its scores by position, of which its caller says nothing: ALiBi, relative positions.
+
+It is seen between the scores and the softmax of a call whose q is zero, and held fixed in the oracle: what is not said
+by a problem can't be judged by one. Where names say that it is ALiBi, its slopes are judged (ATN724).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from attn_spec.law import Unsupported
+from attn_spec.problem import Arguments
 
 if TYPE_CHECKING:
     from attn_spec.adapters.modules.core import ModuleFunction
 
 LENGTH = 6
-WHY = "adds a bias by position of its own, which no declaration says yet"
+SAYS_ALIBI = r"alibi|(?<![a-z])slopes?(?![a-z])"
 
 
 def is_own(f: ModuleFunction) -> bool:
@@ -61,3 +69,48 @@ def _weights(f: ModuleFunction, seed: int, named: dict[str, object]) -> Tensor |
             return None
         columns.append(out[..., : LENGTH - start])
     return torch.cat(columns, dim=-1).double()
+
+
+# what it is ----------------------------------------------------------------------------------------------------------
+
+
+def observed(f: ModuleFunction, q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]) -> Tensor:
+    """What is added to the scores of a call of these shapes [1, H, Sq, Sk]; 0 for keys that it hides.
+
+    Raises Unsupported where that can't be seen.
+    """
+    from attn_spec.capture import capture
+    from attn_spec.trace.core import HIDDEN
+
+    one = slice(0, 1)
+    with torch.no_grad():
+        core = capture(f.core, torch.zeros_like(q[one]), k[one], v[one], named).core
+    seen = None if core is None else core.canonical("masked", 1)
+    if core is not None and seen is None and core.kind == "sdpa":
+        seen = core.mask
+    shape = (1, *q.shape[1:3], k.shape[2])
+    if seen is None or seen.dtype == torch.bool or seen.shape[-1] < shape[-1]:
+        raise Unsupported("the bias by position that it adds is not seen between its scores and its softmax")
+    seen = seen[..., : shape[-1]]  # what is beyond is a sink
+    return seen.expand(shape).masked_fill(seen <= HIDDEN, 0.0).contiguous()
+
+
+def added_to(arguments: Arguments, bias: Tensor) -> Arguments:
+    """The arguments with a bias [1, H, Sq, Sk] added to their mask."""
+    mask, bias = arguments.mask, bias.double()
+    if mask is None:
+        return arguments.replace(mask=bias, form="additive")
+    if mask.dtype != torch.bool:
+        return arguments.replace(mask=mask.double() + bias)
+    shown = mask[:, None, None, :] if arguments.form == "key-padding" else mask
+    return arguments.replace(mask=torch.where(shown, bias, -torch.inf), form="additive")
+
+
+def named_alibi(f: ModuleFunction) -> str:
+    """The word that says that its bias is ALiBi, in its name, its buffers or its code; "" where none does."""
+    from attn_spec.adapters.modules.expected import code_of
+
+    names = [type(f.module).__name__, *(name for name, _ in f.module.named_buffers()), code_of(f.module)]
+    found = next((m for n in names if (m := re.search(SAYS_ALIBI, n, re.IGNORECASE)) is not None), None)
+    learned = any(re.search(SAYS_ALIBI, name, re.IGNORECASE) for name, _ in f.module.named_parameters())
+    return "" if found is None or learned else found.group(0)

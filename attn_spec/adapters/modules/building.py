@@ -15,6 +15,7 @@ from attn_spec.adapters.modules.construct import READINGS, Constructor, Sizes, s
 from attn_spec.adapters.modules.merged import merge
 from attn_spec.adapters.modules.projections import Projection, Projections
 from attn_spec.adapters.modules.usable import require_usable
+from attn_spec.adapters.modules.variants import without_sinks
 from attn_spec.adapters.signature import TargetError
 from attn_spec.law import Unsupported
 
@@ -78,6 +79,9 @@ class Building:
                 break
             first = first or errors[1]  # of the plain reading, hidden = heads * head_dim
         else:
+            if self.constructor.keeps("softcap"):  # it may be one that can't be without
+                self.constructor.kept.add("softcap")
+                return self._first()
             assert first is not None
             raise first
         self.reading = next(n for n in (1, 0, 3, 2) if self._builds(self._read(wanted, n)))
@@ -195,6 +199,7 @@ class Building:
                     draw_weights(self._projections(module))
             if any(p.dtype != dtype for p in module.parameters()):  # else a buffer of another dtype is one by design
                 module = module.to(dtype)
+        without_sinks(module, sizes.heads)
         return module.eval().requires_grad_(False)
 
     def sizes_for(self, heads: int, kv_heads: int, head_dim: int, v_dim: int, length: int, **others: Any) -> Sizes:

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,70 +15,9 @@ from torch import nn
 
 from attn_spec.adapters.implementation import described
 from attn_spec.adapters.modules.configs import annotated, beside
+from attn_spec.adapters.modules.constructor_names import CONFIGS, NAMES, ROLE_OF, UNASKED, VARIANTS
 from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
-
-# what the name of a constructor's argument, or of a field of its config, stands for
-NAMES: dict[str, tuple[str, ...]] = {
-    "hidden": (
-        *("hidden_size", "embed_dim", "d_model", "dim", "n_embd", "d_in", "emb_dim", "embedding_dim", "model_dim"),
-        *("query_dim", "in_features", "dim_in", "in_dim", "d_embed", "embed_size", "hidden_dim", "width", "n_state"),
-        *("channels", "in_channels", "d_hidden", "d_emb", "input_dim", "model_size", "dmodel", "q_dim", "C", "d", "nx"),
-        *("features", "num_features", "n_features", "feature_dim", "token_dim", "n_units", "units", "query_size"),
-    ),
-    "heads": (
-        *("num_heads", "n_heads", "heads", "n_head", "num_attention_heads", "nhead", "num_q_heads", "n_q_heads"),
-        *(
-            "num_query_heads",
-            "n_query_heads",
-            "query_heads",
-            "q_heads",
-            "head",
-            "nheads",
-            "h",
-            "nr_heads",
-            "num_attn_heads",
-        ),
-    ),
-    "kv_heads": (
-        *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "num_kv_groups"),
-        *("n_query_groups", "num_query_groups", "n_kv_groups", "nkv_heads"),
-    ),
-    "head_dim": ("head_dim", "dim_head", "d_head", "head_size", "d_k", "d_kv", "kv_channels", "dim_key", "d_qk"),
-    "v_dim": ("d_out_v", "v_head_dim", "dim_value", "value_dim", "d_v", "dim_v", "v_dim"),
-    "qk_out": ("d_out_kq", "d_out_qk"),
-    "out": ("d_out", "out_dim", "dim_out", "output_dim", "out_features"),
-    "kv_hidden": ("d_context", "context_dim", "kv_dim", "cross_attention_dim", "dim_context", "encoder_dim"),
-    "context": (
-        *("context_length", "block_size", "max_seq_len", "max_position_embeddings", "n_ctx", "max_len", "seq_len"),
-        *("context_size", "max_seq_length", "ctx_len", "max_length", "n_positions", "seq_length", "max_context"),
-        *(
-            "max_positions",
-            "max_seqlen",
-            "maxlen",
-            "max_position",
-            "max_seq",
-            "seqlen",
-            "sequence_length",
-            "num_tokens",
-        ),
-    ),
-    "dropout": (
-        *("dropout", "attn_drop", "attention_dropout", "attn_pdrop", "resid_pdrop", "proj_drop", "dropout_p", "p"),
-        *("attn_dropout", "attention_probs_dropout_prob", "dropout_rate", "drop_rate", "drop", "embd_pdrop"),
-        *("hidden_dropout_prob", "resid_dropout", "residual_dropout", "dropout_prob", "attn_dropout_p", "pdrop"),
-    ),
-    "bias": ("bias", "qkv_bias", "use_bias", "attention_bias", "out_bias", "proj_bias", "qk_bias"),
-    "causal": ("causal", "is_causal", "use_causal_mask", "masked", "causal_mask"),
-    "channels": ("rotary_dim", "query_pre_attn_scalar"),  # a number that is usually the channels of a head
-    "scale": ("attention_multiplier",),
-    "one": ("attention_downsample_rate", "downsample_rate"),  # by which the channels of a head are divided
-    "layer": ("layer_idx", "layer_id", "layer_index"),
-    "window": ("window", "window_size", "sliding_window", "local_window_size", "attention_window", "window_len"),
-}
-ROLE_OF = {name: role for role, names in NAMES.items() for name in names}
-UNASKED = ("bias", "layer", "out", "kv_hidden", "window")  # fields of a config class that keep their defaults
-CONFIGS = ("config", "cfg", "args", "model_args", "conf", "params", "hparams")
 
 
 @dataclass(frozen=True)
@@ -87,7 +26,8 @@ class Sizes:
 
     cross: whether keys are made from other states than queries, which then have a width of their own.
     reading: how sizes of which the names say too little are read, an index into `READINGS`.
-    own_window: the keys that a window of the module's own leaves visible; 0: as many as there are positions.
+    own_window: what a window of the module's own is said by; None: none, or as many keys as there are positions.
+    softcap: of its own; None: none.  alibi, sinks: whether it is built with them.
     layer: which of several that share a cache.
     """
 
@@ -100,8 +40,11 @@ class Sizes:
     causal: bool | None = None
     cross: bool = False
     reading: int = 0
-    own_window: int = 0
+    own_window: Any = None
     layer: int = 0
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
 
     @property
     def hidden(self) -> int:
@@ -128,14 +71,18 @@ class Sizes:
         return 1
 
     @property
-    def window(self) -> int:
-        return self.own_window or self.context
+    def window(self) -> Any:
+        return self.context if self.own_window is None else self.own_window
 
     @property
-    def words(self) -> dict[str, int]:
+    def words(self) -> dict[str, Any]:
         """What `$hidden` and its like stand for in attn.yaml."""
-        names = ("hidden", "heads", "kv_heads", "head_dim", "v_dim", "context", "kv_hidden")
-        return {name: int(getattr(self, name)) for name in names}
+        names = ("hidden", "heads", "kv_heads", "head_dim", "v_dim", "context", "kv_hidden", *VARIANTS)
+        return {name: getattr(self, name) for name in names}
+
+    def asks_for(self, role: str) -> bool:
+        """Whether a variant is asked for."""
+        return self.own_window is not None if role == "window" else bool(getattr(self, role))
 
     def of(self, role: str) -> Any:
         """The value of a constructor's argument of a role."""
@@ -188,6 +135,7 @@ class Constructor:
     make: Callable[..., Any]
     name: str
     declared: Mapping[str, Any]
+    kept: set[str] = field(default_factory=set)  # variants whose default is kept: the module does not run without
 
     def parameters(self) -> list[inspect.Parameter]:
         try:
@@ -198,23 +146,47 @@ class Constructor:
 
     def roles(self) -> set[str]:
         """The roles that can be asked for through the constructor."""
-        found = set()
+        return set(self.named)
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """Role -> the argument, or the field of a config, that it is asked for by."""
+        found: dict[str, str] = {}
         for p in self.parameters():
             if p.name in self.declared and not _is_built(self.declared[p.name]):
-                found |= {word for word in Sizes().words if f"${word}" == self.declared[p.name]}
+                found |= {word: p.name for word in Sizes().words if f"${word}" == self.declared[p.name]}
                 continue
+            if p.name in CONFIGS or _is_built(self.declared.get(p.name)):
+                given = self._given(p.name).items()
+                found |= {word: name for word in Sizes().words for name, value in given if f"${word}" == value}
             if p.name in CONFIGS:
-                found |= self._config_roles(p)
-            elif p.name in ROLE_OF and self._is_asked(p):
-                found.add(ROLE_OF[p.name])
+                found |= {role: name for role, name in self._config_roles(p).items() if role not in found}
+            elif p.name in ROLE_OF and self._can_be_asked(p.name, p.default):
+                found[ROLE_OF[p.name]] = p.name
         return found
 
-    def _is_asked(self, p: inspect.Parameter) -> bool:
-        """Whether an argument is given by its role: a window only where there is one unasked, counted in keys."""
-        if ROLE_OF[p.name] != "window":
+    def keeps(self, role: str) -> bool:
+        """Whether a default that is kept would change what is built."""
+        return role in self.named and role not in self.kept
+
+    def _can_be_asked(self, name: str, default: Any) -> bool:
+        """Whether an argument can be given by its role: of variants, those that have a value for none."""
+        role = ROLE_OF[name]
+        if role == "window":
+            return not self._of_planes
+        if role in ("alibi", "sinks"):
+            return default is False
+        return True
+
+    def _is_asked(self, name: str, default: Any, sizes: Sizes) -> bool:
+        """Whether an argument is given by its role: a variant where it is asked for, or would be there unasked."""
+        role = ROLE_OF[name]
+        if role not in VARIANTS:
             return True
-        number = isinstance(p.default, int) and not isinstance(p.default, bool) and p.default > 0
-        return (number or p.default is p.empty) and not self._of_planes
+        if not self._can_be_asked(name, default):
+            return False
+        unasked = isinstance(default, (int, float)) and not isinstance(default, bool) and default > 0
+        return sizes.asks_for(role) or default is inspect.Parameter.empty or (unasked and role not in self.kept)
 
     @cached_property
     def _of_planes(self) -> bool:
@@ -227,15 +199,17 @@ class Constructor:
         except (OSError, TypeError):
             return False
 
-    def _config_roles(self, p: inspect.Parameter) -> set[str]:
-        kind = self._config_class(p)
+    def _config_roles(self, p: inspect.Parameter) -> dict[str, str]:
+        kind, given = self._config_class(p), self._given(p.name)
         if kind is not None:
-            return {ROLE_OF[name] for name in _fields(kind) if name in ROLE_OF} - {"bias", "window"}
+            known = [name for name in _fields(kind) if ROLE_OF.get(name, "bias") not in ("bias", *_left_to_model(kind))]
+            free = [name for name in known if ROLE_OF[name] not in VARIANTS or name not in given]
+            return {ROLE_OF[n]: n for n in reversed(free) if self._can_be_asked(n, _default(kind, n))}
         asked: dict[str, str] = {}  # what the constructor asks a config for
         sizes = Sizes(causal=False)
         with contextlib.suppress(TargetError):
             self._call({p.name: _Named(sizes, self._given(p.name), asked, p.name)}, sizes, asked)
-        return {key[1:] for key in asked if key.startswith("+")}
+        return {key[1:]: name for key, name in asked.items() if key.startswith("+")}
 
     def _given(self, parameter: str) -> dict[str, Any]:
         given = self.declared.get(parameter)
@@ -263,7 +237,7 @@ class Constructor:
                 values[p.name] = substituted(self.declared[p.name], sizes.words)
             elif p.name in CONFIGS and (required or _is_built(self.declared.get(p.name)) or self._config_class(p)):
                 values[p.name] = self._config(p, sizes, asked)
-            elif p.name in ROLE_OF and self._is_asked(p):
+            elif p.name in ROLE_OF and self._is_asked(p.name, p.default, sizes):
                 role = ROLE_OF[p.name]
                 if role == "bias" and not required:
                     continue
@@ -319,18 +293,26 @@ class Constructor:
         require_usable(module, self.name)
         return module
 
+    def fields_of(self, parameter: str, kind: type, sizes: Sizes) -> dict[str, Any]:
+        """The fields of a config class that are given by their roles."""
+        given, values = self._given(parameter), {}
+        for name in _fields(kind):
+            role = ROLE_OF.get(name, "")
+            if not role or name in given or (role == "causal" and sizes.causal is None):
+                continue
+            wanted = role in VARIANTS and role not in _left_to_model(kind) and sizes.asks_for(role)
+            if role in UNASKED and not wanted:
+                continue
+            if role not in VARIANTS or self._is_asked(name, _default(kind, name), sizes):
+                values[name] = sizes.of(role)
+        return values
+
     def _config(self, p: inspect.Parameter, sizes: Sizes, asked: dict[str, str]) -> Any:
         kind, given = self._config_class(p), substituted(self._given(p.name), sizes.words)
         given.pop("class", None)
         if kind is None:
             return _Named(sizes, given, asked, p.name)
-        values = dict(given)
-        for name in _fields(kind):
-            role = ROLE_OF.get(name, "")
-            if role and role not in UNASKED and name not in values:
-                if role == "causal" and sizes.causal is None:
-                    continue
-                values[name] = sizes.of(role)
+        values = {**given, **self.fields_of(p.name, kind, sizes)}
         try:
             return kind(**values)
         except Exception as error:
@@ -360,6 +342,20 @@ def _fields(kind: type) -> list[str]:
     names += [n for n in getattr(kind, "attribute_map", {}) if n not in names]
     taken = getattr(kind, "attribute_map", {})  # transformers: a general name for the config's own
     return [n for n in names if not (n in taken and taken[n] in names)]
+
+
+def _default(kind: type, name: str) -> Any:
+    """What a field of a config class is where nothing is given; None where that can't be read."""
+    try:
+        parameter = inspect.signature(kind).parameters.get(name)
+    except (TypeError, ValueError):
+        parameter = None
+    return getattr(kind, name, None) if parameter is None else parameter.default
+
+
+def _left_to_model(kind: type) -> tuple[str, ...]:
+    """Roles of which a module heeds nothing: a model of transformers brings its window into the mask."""
+    return ("window",) if any(owner.__module__.startswith("transformers.") for owner in kind.__mro__) else ()
 
 
 def _imported(name: str, where: str) -> type:

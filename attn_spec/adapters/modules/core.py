@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.function import flat
-from attn_spec.adapters.modules import fused
-from attn_spec.adapters.modules.bias import WHY
+from attn_spec.adapters.modules import bias, fused, variants
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
+from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, silent_biases, uncompiled
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
@@ -56,6 +55,7 @@ class ModuleFunction(Building):
                 continue  # transformers' modules give weights in eager alone
             if role != "dropout" and name not in ("query", "key", "value"):
                 made.append(inspect.Parameter(name, keyword, default=self.forward.defaults.get(name)))
+        made += [inspect.Parameter(variants.PARAMETERS[role], keyword, default=None) for role in self.variants]
         if "dropout" in self.roles and self.instance is None:  # of the constructor: it is built with it, and trains
             made.append(inspect.Parameter("dropout", keyword, default=0.0))
         if "causal" not in self.forward.roles and self.causal_by:
@@ -75,7 +75,9 @@ class ModuleFunction(Building):
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
     bool_mask = ""  # what True means where its mask is bool: "hidden" or "seen"
     resets = ""  # the method that empties it, where each call goes on from the one before
-    biased = False  # whether it adds a bias by position of its own
+    biased = ""  # the bias by position of its own that it adds: "alibi" where names say so, "by position", or nothing
+    softcap = 0.0  # of each call, where it is none of a call's
+    variants: Mapping[str, str] = {}  # what can be asked for beside forward's arguments: role -> by which name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = kwargs.pop("attn_spec_request", "core")
@@ -85,6 +87,7 @@ class ModuleFunction(Building):
                 "weights": self.weights,
                 "gradients": self.gradients,
                 "between": self.arrived,
+                "bias": self.own_bias,
             }
             return asked[request](*args, **kwargs)
         names = list(self.__signature__.parameters)
@@ -95,18 +98,20 @@ class ModuleFunction(Building):
     def core(self, q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]) -> Any:
         """Attention on q, k, v as the module does it between its projections: output [B, H, S, Dv], and what else it
         returns; in training mode where a dropout is asked for."""
-        if self.biased:
-            raise Unsupported(WHY)
         causal, dropout = self._causal(named), named.pop("dropout", None)
+        asked, sinks = variants.taken_from(named, self.variants)
         h, q_len, d = q.shape[1:]
         if q_len != k.shape[2] and not self.takes_context:
             raise Unsupported("queries and keys come from one sequence")
         cross = self.forward.context_required or (bool(self.forward.context) and q_len != k.shape[2])
-        sizes = self.sizes_for(h, k.shape[1], d, v.shape[3], max(q_len, k.shape[2]), causal=causal, cross=cross)
+        sizes = self.sizes_for(
+            h, k.shape[1], d, v.shape[3], max(q_len, k.shape[2]), causal=causal, cross=cross, **asked
+        )
         sizes = sizes if dropout is None else dataclasses.replace(sizes, dropout=dropout)
         module = self.built(sizes, q.dtype).train(dropout is not None)
         try:
-            return self._between(module, sizes, q, k, v, named)
+            with variants.given_sinks(module, sinks):
+                return self._between(module, sizes, q, k, v, named)
         finally:
             module.eval()
 
@@ -133,6 +138,11 @@ class ModuleFunction(Building):
             raise Unsupported("q and k can't be seen where they meet")
         return list(found)
 
+    def own_bias(self, q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
+        """What it adds to the scores of a call of these shapes by itself [1, H, Sq, Sk]."""
+        flag = self.forward.roles.get("causal", "is_causal" if self.causal_by else "")
+        return bias.observed(self, q, k, v, {**({flag: False} if flag else {}), **named})
+
     def _causal(self, named: dict[str, Any]) -> bool | None:
         """The causal flag that goes to the constructor; None where the constructor has none."""
         if self.causal_by == "constructor" and "causal" not in self.forward.roles:
@@ -153,7 +163,7 @@ class ModuleFunction(Building):
         fill = self.orders.fill(q, k, v, found)
         inputs = self._inputs(module, sizes, b, q_len, k.shape[2], q.dtype, marked)
         meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD")
-        with silent_biases(found), meeting:
+        with silent_biases(found), uncompiled(), meeting:
             returned = self._call(module, sizes, inputs, named, q)
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")
@@ -277,27 +287,34 @@ class ModuleFunction(Building):
         named.pop("query", None)
         if self._causal_of_constructor:
             named.pop("is_causal", None)
+        _, sinks = variants.taken_from(named, self.variants)
         module = self.built(sizes, x.dtype)
         module.train(train)
         try:
-            if self.input == "SD":
-                each = [
-                    self._whole(
-                        module,
-                        sizes,
-                        x[n : n + 1],
-                        context if context is None else context[n : n + 1],
-                        one_sample(named, n, len(x)),
-                    )
-                    for n in range(len(x))
-                ]
-                return [torch.stack(parts) for parts in zip(*each, strict=True)]
-            returned = self._whole(module, sizes, x, context, named)
-            if self.input == "SBD":
-                returned[0] = returned[0].transpose(0, 1)
-            return returned
+            with variants.given_sinks(module, sinks):
+                return self._whole_batch(module, sizes, x, context, named)
         finally:
             module.eval()
+
+    def _whole_batch(
+        self, module: nn.Module, sizes: Sizes, x: Tensor, context: Tensor | None, named: dict[str, Any]
+    ) -> list[Tensor]:
+        if self.input == "SD":
+            each = [
+                self._whole(
+                    module,
+                    sizes,
+                    x[n : n + 1],
+                    context if context is None else context[n : n + 1],
+                    one_sample(named, n, len(x)),
+                )
+                for n in range(len(x))
+            ]
+            return [torch.stack(parts) for parts in zip(*each, strict=True)]
+        returned = self._whole(module, sizes, x, context, named)
+        if self.input == "SBD":
+            returned[0] = returned[0].transpose(0, 1)
+        return returned
 
     def run_as_is(self, x: Tensor, context: Tensor | None = None, *, sizes: Sizes, **named: Any) -> Any:
         """As `whole`, and gives what the module returns as it is."""
@@ -375,24 +392,6 @@ class ModuleFunction(Building):
         from attn_spec.adapters.modules.used import matrices
 
         return matrices(self, x, context, sizes, named)
-
-
-class silent_biases:  # noqa: N801  (a context manager)
-    """Biases of the projections that inject stands for are zero inside, so that q, k and v arrive as they are."""
-
-    def __init__(self, found: Projections) -> None:
-        self.biases = [p.bias for p in found.found if p.bias is not None and p.role != "o"]
-
-    def __enter__(self) -> None:
-        self.kept = [b.detach().clone() for b in self.biases]
-        with torch.no_grad():
-            for b in self.biases:
-                b.zero_()
-
-    def __exit__(self, *_: Any) -> None:
-        with torch.no_grad():
-            for b, kept in zip(self.biases, self.kept, strict=True):
-                b.copy_(kept)
 
 
 def one_sample(named: dict[str, Any], n: int, batch: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.modules import sessions
-from attn_spec.adapters.modules.construct import ROLE_OF
+from attn_spec.adapters.modules.constructor_names import ROLE_OF
 from attn_spec.conventions import Finding
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     found = {"layout": Finding("BHSD", "assumed", "between its projections")}
     found["layout_out"] = Finding("BHSD", "assumed", "between its projections")
     names = set(f.forward.roles.values())
+    if f.variants.get("window") == "sliding_window":
+        found["window"] = Finding("count", "assumed", "`sliding_window` is Hugging Face's name: keys, its own counted")
     wraps = any(isinstance(m, nn.MultiheadAttention) for m in f.module.modules())
     if f.multihead or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
         why = "nn.MultiheadAttention's names: True = hidden"

@@ -120,6 +120,7 @@ class Forward:
     turned: float = 1.0
     complex: bool = False
     empty: tuple[str, ...] = ()
+    half: bool = False  # whether rotations hold one number for each pair of channels
 
     @property
     def separate(self) -> bool:
@@ -156,6 +157,8 @@ class Forward:
             turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
             angles = rotation(range(table), head_dim) if table else angles
             cos, sin = (y(angles).repeat(1, 2).to(x)[None] for y in (torch.cos, torch.sin))
+        if self.half:
+            cos, sin = (y[..., : head_dim // 2] for y in (cos, sin))
         if any(name in STARTS for name in (*self.required, *self.defaults)):
             cos, sin = cos[0], sin[0]  # the whole table, of which the module takes the rows from its start on
         known = {

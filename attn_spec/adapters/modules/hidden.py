@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_spec import masks
+from attn_spec.adapters.modules import variants
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.law import Unsupported
 from attn_spec.problem import DTYPES, Arguments, Problem
@@ -70,11 +71,6 @@ class HiddenCall:
     def _module(self) -> Any:
         assert self.adapter.module is not None
         return self.adapter.module
-
-    @property
-    def biased(self) -> bool:
-        """Whether the module adds a bias by position of its own, of which nothing is known."""
-        return bool(self._module.biased)
 
     @property
     def has_output_projection(self) -> bool:
@@ -192,9 +188,13 @@ def hidden_call(implementation: Implementation, problem: Problem, *, with_contex
     optional = not f.forward.context_required and not f.forward.separate
     cross = f.takes_context and (with_context or not optional or p.q_len != p.kv_len)
     causal = bool(arguments.causal) if f.causal_by == "constructor" and "causal" not in f.forward.roles else None
+    if f.causal_by == "constructor" and "causal" not in f.forward.roles:
+        named.pop("is_causal", None)  # `sizes` say it
+    asked, sinks = variants.taken_from(named, f.variants)
+    named |= {} if sinks is None else {variants.PARAMETERS["sinks"]: sinks}
     sizes = f.sizes_for(
         p.heads, p.kv_heads, p.head_dim, p.v_dim, max(p.q_len, p.kv_len), causal=causal,
-        cross=cross and not f.forward.separate,
+        cross=cross and not f.forward.separate, **asked,
     )  # fmt: skip
     width, kv_width = f.widths_for(sizes)
     g = torch.Generator().manual_seed(p.seed + 17)

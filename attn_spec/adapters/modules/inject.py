@@ -7,8 +7,9 @@ projections and the output projection becomes a function of q, k and v, and noth
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from attn_spec.adapters.modules.fused import Orders
 from attn_spec.adapters.modules.projections import Projection, Projections
-from attn_spec.law import Violation
+from attn_spec.law import Unsupported, Violation
 
 
 class NotInjected(Exception):  # noqa: N818
@@ -43,6 +44,14 @@ HANDS_ON = {
     *("unflatten", "size", "is_floating_point", "stride", "movedim", "select", "swapaxes", "data_ptr", "numel"),
     *("shape", "dtype", "device", "is_nested", "requires_grad", "ndim", "is_cuda", "layout", "is_quantized", "grad_fn"),
 }
+
+
+def _place(x: Tensor) -> int:
+    """Where a tensor's numbers lie; 0 for one that has no numbers of its own, as inside vmap."""
+    try:
+        return x.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 @dataclass(eq=False)
@@ -78,10 +87,10 @@ class Met(TorchFunctionMode):
         return self.met(self._which(used), used, given, result)
 
     def _is_weight(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and x.dim() >= 2 and x.untyped_storage().data_ptr() in self.places
+        return isinstance(x, Tensor) and x.dim() >= 2 and _place(x) in self.places
 
     def _is_input(self, x: Tensor) -> bool:
-        return x.dim() >= 2 and x.untyped_storage().data_ptr() not in self.places
+        return x.dim() >= 2 and _place(x) not in self.places
 
     def _which(self, used: Tensor) -> list[Projection]:
         """The projections whose weight this is; where several share one storage, those that lie in it."""
@@ -206,3 +215,32 @@ class Inject(Met):
         stride = p.weight.stride(0) if out_first else p.weight.stride(1)
         start = (used.storage_offset() - p.weight.storage_offset()) // max(stride, 1)
         return self.orders.part(p.role, self.fill, start, result.shape[-1])
+
+
+class silent_biases:  # noqa: N801  (a context manager)
+    """Biases of the projections that inject stands for are zero inside, so that q, k and v arrive as they are."""
+
+    def __init__(self, found: Projections) -> None:
+        self.biases = [p.bias for p in found.found if p.bias is not None and p.role != "o"]
+
+    def __enter__(self) -> None:
+        self.kept = [b.detach().clone() for b in self.biases]
+        with torch.no_grad():
+            for b in self.biases:
+                b.zero_()
+
+    def __exit__(self, *_: Any) -> None:
+        with torch.no_grad():
+            for b, kept in zip(self.biases, self.kept, strict=True):
+                b.copy_(kept)
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Say so where a compiler inside the module can't take what meets its projections, which is no fault of it."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.startswith("torch._dynamo"):
+            raise Unsupported("its attention is compiled inside, where its projections can't give way") from error
+        raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, bias, fused, sessions
+from attn_spec.adapters.modules import between, bias, fused, sessions, variants
 from attn_spec.adapters.modules.inject import NotInjected
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Finding
@@ -28,12 +28,16 @@ def settle(f: ModuleFunction) -> None:
     f.multihead = isinstance(f.module, nn.MultiheadAttention) and own
     _check_multihead(f)
     f.by_mask = not f.multihead and _by_mask(f)
-    if "window" in f.roles:
-        _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
     _turned(f)
+    _half_rotation(f)
     _mask_form(f)
     _resets(f)
     _needs_context(f)
+    variants.keep_what_it_needs(f, _runs)
+    f.variants = variants.found(f)
+    for role, word in f.variants.items():
+        by = "the constructor" if f.constructor and f.constructor.named.get(role) == word else "its parameter"
+        _note(f, role, word, "assumed", f"judged with and without it, by {by}")
     _input(f)
     _check_whole(f)
     how = "declared" if f.declared.get("projections") else "assumed"
@@ -47,9 +51,15 @@ def settle(f: ModuleFunction) -> None:
             what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
             _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
     _context(f)
-    f.biased = f.projections.whole and bias.is_own(f)
-    if f.biased:
-        _note(f, "bias", "by position", "measured", "weights under q = 0 go by distance: its core is not judged")
+    if f.projections.whole and bias.is_own(f):
+        word = bias.named_alibi(f)
+        f.biased = "alibi" if word else "by position"
+        why = f"weights under q = 0 go by distance{f', and its source says {word}' if word else ''}"
+        _note(f, "bias", f.biased, "measured", f"{why}: held fixed in the right answer")
+    standing = variants.standing_softcap(f)
+    if standing is not None:
+        f.softcap = standing[0]
+        _note(f, "softcap", f"{f.softcap:g} in each call", "assumed", standing[1])
 
 
 def _note(f: ModuleFunction, name: str, value: str, how: Any, evidence: str) -> None:
@@ -189,6 +199,26 @@ def _resets(f: ModuleFunction) -> None:
         f.resets = name
         _note(f, "state", f"{name}()", "measured", "a second call goes on from the first: called before each")
     f.forget()
+
+
+def _half_rotation(f: ModuleFunction) -> None:
+    """Find out whether rotations are to hold one number for each pair of channels, where it does not run otherwise."""
+    if not f.forward.rotations or _runs(f):
+        return
+    given = f.forward
+    f.forward = replace(given, half=True)
+    if _runs(f):
+        _note(f, "rotation", "by pairs", "measured", "cos and sin of half the channels; with all of them it raises")
+    else:
+        f.forward = given
+
+
+def _runs(f: ModuleFunction) -> bool:
+    try:
+        run_whole(f, torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2)))
+    except Exception:  # of the user's own
+        return False
+    return True
 
 
 def _needs_context(f: ModuleFunction) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attn_spec.adapters.modules.inject import Watch
+from attn_spec.adapters.modules.inject import Watch, uncompiled
 from attn_spec.adapters.modules.projections import Projection
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def matrices(
     module = f.built(sizes, x.dtype)
     found = f._projections(module)
     watch = Watch(found)
-    with torch.no_grad(), watch:
+    with torch.no_grad(), uncompiled(), watch:
         y = f.whole(x, context, sizes=sizes, **named)[0]
     normed = any("norm" in type(m).__name__.lower() for m in module.modules())
     gave = [result for which, _, _, result in watch.seen if which[0].role == "o"]

@@ -12,11 +12,8 @@ from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import import_source
 from attn_spec.adapters.modules.construct import (
-    ROLE_OF,
-    UNASKED,
     Constructor,
     Sizes,
-    _fields,
     _Named,
     substituted,
 )
@@ -157,12 +154,7 @@ class Making:
         kind = type(config)
         given = substituted(self.constructor._given(parameter), self.sizes.words)
         fields = {name: value for name, value in given.items() if name != "class"}
-        for name in _fields(kind):
-            role = ROLE_OF.get(name, "")
-            if role and role not in UNASKED and name not in fields:
-                if role == "causal" and self.sizes.causal is None:
-                    continue
-                fields[name] = getattr(config, name)
+        fields |= {name: getattr(config, name) for name in self.constructor.fields_of(parameter, kind, self.sizes)}
         if not all(map(_plain, fields.values())):
             raise NotWritten(f"the fields of {kind.__name__}")
         made.imports[:] = beside(kind, self.f.target, made.imports)
