@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules.configs import annotated, beside
+from attn_spec.adapters.modules.configs import annotated, beside, field_names, imported
 from attn_spec.adapters.signature import TargetError
 
 # what the name of a constructor's argument, or of a field of its config, stands for
@@ -224,7 +223,7 @@ class Constructor:
     def _config_roles(self, p: inspect.Parameter) -> set[str]:
         kind = self._config_class(p)
         if kind is not None:
-            return {ROLE_OF[name] for name in _fields(kind) if name in ROLE_OF} - {"bias", "window"}
+            return {ROLE_OF[name] for name in field_names(kind) if name in ROLE_OF} - {"bias", "window"}
         asked: dict[str, str] = {}  # what the constructor asks a config for
         sizes = Sizes(causal=False)
         with contextlib.suppress(TargetError):
@@ -238,13 +237,13 @@ class Constructor:
     def _config_class(self, p: inspect.Parameter) -> type | None:
         given = self._given(p.name).get("class")
         if given:
-            return _imported(str(given), f"{self.name}: construct: {p.name}: class")
+            return imported(str(given), f"{self.name}: construct: {p.name}: class")
         owner = self.make.__init__ if inspect.isclass(self.make) else self.make
         known = getattr(owner, "__globals__", {})
-        named = [kind for kind in annotated(p.annotation, known) if _fields(kind)]
+        named = [kind for kind in annotated(p.annotation, known) if field_names(kind)]
         if not named and p.annotation is p.empty and inspect.isclass(self.make):
-            named = [kind for kind in beside(self.make.__name__, known) if _fields(kind)]
-        whole = [kind for kind in named if any(ROLE_OF.get(field) == "heads" for field in _fields(kind))]
+            named = [kind for kind in beside(self.make.__name__, known) if field_names(kind)]
+        whole = [kind for kind in named if any(ROLE_OF.get(field) == "heads" for field in field_names(kind))]
         return next(iter([*whole, *named]), None)  # one of parts, each with a config of its own, has no heads
 
     def build(self, sizes: Sizes) -> nn.Module:
@@ -318,7 +317,7 @@ class Constructor:
         if kind is None:
             return _Named(sizes, given, asked, p.name)
         values = dict(given)
-        for name in _fields(kind):
+        for name in field_names(kind):
             role = ROLE_OF.get(name, "")
             if role and role not in UNASKED and name not in values:
                 if role == "causal" and sizes.causal is None:
@@ -341,29 +340,6 @@ def _shown(value: Any) -> str:
 def _is_built(value: Any) -> bool:
     """Whether a declared value is a config to build rather than a plain value."""
     return isinstance(value, Mapping)
-
-
-def _fields(kind: type) -> list[str]:
-    """The names that the constructor of a config class takes."""
-    names: list[str] = []
-    for owner in kind.__mro__:
-        names += [n for n in getattr(owner, "__annotations__", {}) if n not in names]
-    with contextlib.suppress(TypeError, ValueError):
-        names += [n for n in inspect.signature(kind).parameters if n not in names]
-    names += [n for n in getattr(kind, "attribute_map", {}) if n not in names]
-    taken = getattr(kind, "attribute_map", {})  # transformers: a general name for the config's own
-    return [n for n in names if not (n in taken and taken[n] in names)]
-
-
-def _imported(name: str, where: str) -> type:
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise TargetError(f"{where}: {name!r} can't be imported: {error}") from None
-    if not inspect.isclass(found):
-        raise TargetError(f"{where}: {name!r} is a {type(found).__name__}, not a class")
-    return found
 
 
 def substituted(value: Any, words: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
+from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, silent_biases
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
@@ -375,24 +375,6 @@ class ModuleFunction(Building):
         from attn_spec.adapters.modules.used import matrices
 
         return matrices(self, x, context, sizes, named)
-
-
-class silent_biases:  # noqa: N801  (a context manager)
-    """Biases of the projections that inject stands for are zero inside, so that q, k and v arrive as they are."""
-
-    def __init__(self, found: Projections) -> None:
-        self.biases = [p.bias for p in found.found if p.bias is not None and p.role != "o"]
-
-    def __enter__(self) -> None:
-        self.kept = [b.detach().clone() for b in self.biases]
-        with torch.no_grad():
-            for b in self.biases:
-                b.zero_()
-
-    def __exit__(self, *_: Any) -> None:
-        with torch.no_grad():
-            for b, kept in zip(self.biases, self.kept, strict=True):
-                b.copy_(kept)
 
 
 def one_sample(named: dict[str, Any], n: int, batch: int) -> dict[str, Any]:

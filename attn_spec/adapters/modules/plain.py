@@ -70,7 +70,7 @@ class PlainModule:
 
 def as_function(target: Any, name: str, declared: Mapping[str, Any]) -> Callable[..., Any] | None:
     """A module whose forward takes q, k and v first and that has no weights, as a function of them; else None."""
-    kind = target if isinstance(target, type) else type(target)
+    kind: Any = target if isinstance(target, type) else type(target)
     if declared.get("projections") is not None or declared.get("input"):
         return None
     try:

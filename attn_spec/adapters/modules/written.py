@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import import_source
+from attn_spec.adapters.modules.configs import field_names
 from attn_spec.adapters.modules.construct import (
     ROLE_OF,
     UNASKED,
     Constructor,
     Sizes,
-    _fields,
     _Named,
     substituted,
 )
@@ -157,7 +157,7 @@ class Making:
         kind = type(config)
         given = substituted(self.constructor._given(parameter), self.sizes.words)
         fields = {name: value for name, value in given.items() if name != "class"}
-        for name in _fields(kind):
+        for name in field_names(kind):
             role = ROLE_OF.get(name, "")
             if role and role not in UNASKED and name not in fields:
                 if role == "causal" and self.sizes.causal is None:
