@@ -30,6 +30,8 @@ WRONG = {
     "litgpt": ("ATN507", "causal-ignored-with-mask", ""),
     "vit-without-flash": ("ATN103", "", "einops.einsum"),
     "kv-cache-gpt2": ("ATN1050", "", "raises RuntimeError"),
+    "megatron-bert": ("ATN103", "", ""),
+    "diffusers-causal": ("ATN401", "causal-ignored", ""),
     "latent-attention": ("ATN150", "", "number of dimensions"),
 }
 
