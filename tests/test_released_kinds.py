@@ -224,8 +224,8 @@ class PerHead(nn.Module):
 
 
 def test_a_norm_over_all_heads_is_a_norm() -> None:
-    assert ModuleFunction(NormOverHeads, "x").between == "norm"
-    report = check_attention(NormOverHeads, laws=["ATN103", "ATN301", "ATN650"], dtypes=["float32"])
+    assert ModuleFunction(NormOverHeads, "x").between == "norm over heads"
+    report = check_attention(NormOverHeads, laws=["ATN103", "ATN301", "ATN604", "ATN650"], dtypes=["float32"])
     assert report.passed, str(report)
 
 
