@@ -30,7 +30,7 @@ WRONG = {
     "litgpt": ("ATN507", "causal-ignored-with-mask", ""),
     "vit-without-flash": ("ATN103", "", "einops.einsum"),
     "kv-cache-gpt2": ("ATN1050", "", "raises RuntimeError"),
-    "megatron-bert": ("ATN103", "", ""),
+    "megatron-bert": ("ATN650", "", ""),
     "diffusers-causal": ("ATN401", "causal-ignored", ""),
     "latent-attention": ("ATN150", "", "number of dimensions"),
 }
