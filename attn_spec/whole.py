@@ -68,10 +68,12 @@ def answer(
     scale_given = 1.0 if like.scale is None and meaning.scale == "1" else like.scale
     arguments = like.replace(q=exact["q"], k=exact["k"], v=exact["v"])
     if arrive is not None:
-        arguments = arrive(arguments)
+        arrived = arrive(arguments)
+        rounded = max(u, torch.finfo(arrived.q.dtype).eps / 2, torch.finfo(arrived.k.dtype).eps / 2)
+        arguments = arrived.replace(q=arrived.q.double(), k=arrived.k.double())  # a rotation may be in float32 always
         for name, seen in (("q", arguments.q), ("k", arguments.k)):
             grown = seen.norm(dim=-1, keepdim=True) / exact[name].norm(dim=-1, keepdim=True).clamp(min=1e-30)
-            error[name] = 2 * error[name].norm(dim=-1, keepdim=True) * grown + 4 * u * seen.abs()
+            error[name] = 2 * error[name].norm(dim=-1, keepdim=True) * grown + 4 * rounded * seen.abs()
             exact[name] = seen
     right = oracle.answer(arguments, meaning, precision, weights=True)
     assert right.weights is not None

@@ -224,9 +224,26 @@ class PerHead(nn.Module):
 
 
 def test_a_norm_over_all_heads_is_a_norm() -> None:
-    assert ModuleFunction(NormOverHeads, "x").between == "norm"
-    report = check_attention(NormOverHeads, laws=["ATN103", "ATN301", "ATN650"], dtypes=["float32"])
+    assert ModuleFunction(NormOverHeads, "x").between == "norm over heads"
+    report = check_attention(NormOverHeads, laws=["ATN103", "ATN301", "ATN604", "ATN650"], dtypes=["float32"])
     assert report.passed, str(report)
+
+
+class NormInFloat32(NormOverHeads):
+    """What meets in q.k is float32 whatever goes in."""
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().qkv(x)
+        return q.float(), k.float(), v.float()
+
+    def merged(self, out: Tensor) -> Tensor:
+        return super().merged(out.to(self.o_proj.weight.dtype))
+
+
+def test_what_arrives_in_another_dtype_is_judged() -> None:
+    report = check_attention(NormInFloat32, laws=["ATN650"], dtypes=["float64"])
+    assert report.counts["error"] == 0
+    assert report.counts["passed"] > 0, str(report)
 
 
 def test_heads_that_are_mixed_are_no_norm() -> None:

@@ -85,6 +85,8 @@ def heads_apart(implementation: Implementation, problem: Problem) -> None:
     Why: heads scrambled on the way in or out still give plausible numbers, and train.
     Example: `view(B, H, S, D)` of a [B, S, H D] tensor.
     """
+    if implementation.between == "norm over heads":
+        raise Unsupported("its q and k are normalised over all heads at once")
     arguments = arguments_for(implementation, problem)
     group = problem.heads // problem.kv_heads
     q, k, v = arguments.q.clone(), arguments.k.clone(), arguments.v.clone()

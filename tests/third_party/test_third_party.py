@@ -34,6 +34,8 @@ WRONG = {
     "gemma3": ("ATN782", "softcap-argument-unused", "attn_logit_softcapping = 1.0 and changes nothing"),
     "vit-without-flash": ("ATN103", "", "einops.einsum"),
     "kv-cache-gpt2": ("ATN1050", "", "raises RuntimeError"),
+    "megatron-bert": ("ATN650", "", ""),
+    "diffusers-causal": ("ATN401", "causal-ignored", ""),
     "latent-attention": ("ATN150", "", "number of dimensions"),
 }
 

@@ -42,7 +42,8 @@ def _without_scale(seen: Tensor, given: Tensor) -> Tensor:
 
 
 def kind(f: ModuleFunction) -> str:
-    """ "rotation", "norm", or "" where nothing of the kind lies between projections and product."""
+    """ "rotation", "norm", "norm over heads", or "" where none of them lies between projections and product."""
+    at_once = False
     s, g = f.sizes, torch.Generator().manual_seed(23)
     length = 5
     q = torch.randn(2, s.heads, length, s.head_dim, generator=g) * (1 + torch.rand(2, 1, length, 1, generator=g))
@@ -63,11 +64,13 @@ def kind(f: ModuleFunction) -> str:
         moved = ((after - before).abs() > 1e-6 * before.abs().mean()).any(-1)
         expected = torch.zeros_like(moved)
         expected[0, 0, 1] = True
-        if not bool((moved == expected).all()) and not _normed_at_once(before, after, moved):
-            return ""  # a token or a head is not kept to itself
+        if not bool((moved == expected).all()):
+            if not _normed_at_once(before, after, moved):
+                return ""  # a token or a head is not kept to itself
+            at_once = True
     lengths = [x.norm(dim=-1) / y.norm(dim=-1) for x, y in zip(found, (q, k), strict=True)]
     kept = all(bool((ratio - 1).abs().max() < 1e-2) for ratio in lengths)
-    return "rotation" if kept else "norm"
+    return "norm over heads" if at_once else "rotation" if kept else "norm"
 
 
 def _normed_at_once(before: Tensor, after: Tensor, moved: Tensor) -> bool:

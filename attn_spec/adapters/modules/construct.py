@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules.configs import annotated, beside
+from attn_spec.adapters.modules.configs import annotated, beside, field_names, imported
 from attn_spec.adapters.modules.constructor_names import CONFIGS, NAMES, ROLE_OF, UNASKED, VARIANTS
 from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.signature import TargetError
@@ -202,7 +201,9 @@ class Constructor:
     def _config_roles(self, p: inspect.Parameter) -> dict[str, str]:
         kind, given = self._config_class(p), self._given(p.name)
         if kind is not None:
-            known = [name for name in _fields(kind) if ROLE_OF.get(name, "bias") not in ("bias", *_left_to_model(kind))]
+            known = [
+                name for name in field_names(kind) if ROLE_OF.get(name, "bias") not in ("bias", *_left_to_model(kind))
+            ]
             free = [name for name in known if ROLE_OF[name] not in VARIANTS or name not in given]
             return {ROLE_OF[n]: n for n in reversed(free) if self._can_be_asked(n, _default(kind, n))}
         asked: dict[str, str] = {}  # what the constructor asks a config for
@@ -218,13 +219,13 @@ class Constructor:
     def _config_class(self, p: inspect.Parameter) -> type | None:
         given = self._given(p.name).get("class")
         if given:
-            return _imported(str(given), f"{self.name}: construct: {p.name}: class")
+            return imported(str(given), f"{self.name}: construct: {p.name}: class")
         owner = self.make.__init__ if inspect.isclass(self.make) else self.make
         known = getattr(owner, "__globals__", {})
-        named = [kind for kind in annotated(p.annotation, known) if _fields(kind)]
+        named = [kind for kind in annotated(p.annotation, known) if field_names(kind)]
         if not named and p.annotation is p.empty and inspect.isclass(self.make):
-            named = [kind for kind in beside(self.make.__name__, known) if _fields(kind)]
-        whole = [kind for kind in named if any(ROLE_OF.get(field) == "heads" for field in _fields(kind))]
+            named = [kind for kind in beside(self.make.__name__, known) if field_names(kind)]
+        whole = [kind for kind in named if any(ROLE_OF.get(field) == "heads" for field in field_names(kind))]
         return next(iter([*whole, *named]), None)  # one of parts, each with a config of its own, has no heads
 
     def build(self, sizes: Sizes) -> nn.Module:
@@ -296,7 +297,7 @@ class Constructor:
     def fields_of(self, parameter: str, kind: type, sizes: Sizes) -> dict[str, Any]:
         """The fields of a config class that are given by their roles."""
         given, values = self._given(parameter), {}
-        for name in _fields(kind):
+        for name in field_names(kind):
             role = ROLE_OF.get(name, "")
             if not role or name in given or (role == "causal" and sizes.causal is None):
                 continue
@@ -332,18 +333,6 @@ def _is_built(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _fields(kind: type) -> list[str]:
-    """The names that the constructor of a config class takes."""
-    names: list[str] = []
-    for owner in kind.__mro__:
-        names += [n for n in getattr(owner, "__annotations__", {}) if n not in names]
-    with contextlib.suppress(TypeError, ValueError):
-        names += [n for n in inspect.signature(kind).parameters if n not in names]
-    names += [n for n in getattr(kind, "attribute_map", {}) if n not in names]
-    taken = getattr(kind, "attribute_map", {})  # transformers: a general name for the config's own
-    return [n for n in names if not (n in taken and taken[n] in names)]
-
-
 def _default(kind: type, name: str) -> Any:
     """What a field of a config class is where nothing is given; None where that can't be read."""
     try:
@@ -356,17 +345,6 @@ def _default(kind: type, name: str) -> Any:
 def _left_to_model(kind: type) -> tuple[str, ...]:
     """Roles of which a module heeds nothing: a model of transformers brings its window into the mask."""
     return ("window",) if any(owner.__module__.startswith("transformers.") for owner in kind.__mro__) else ()
-
-
-def _imported(name: str, where: str) -> type:
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise TargetError(f"{where}: {name!r} can't be imported: {error}") from None
-    if not inspect.isclass(found):
-        raise TargetError(f"{where}: {name!r} is a {type(found).__name__}, not a class")
-    return found
 
 
 def substituted(value: Any, words: Mapping[str, Any]) -> Any:

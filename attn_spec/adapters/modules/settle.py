@@ -49,6 +49,7 @@ def settle(f: ModuleFunction) -> None:
         f.between = between.kind(f)
         if f.between:
             what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
+            what["norm over heads"] = "q and k are normalised over all heads at once"
             _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
     _context(f)
     if f.projections.whole and bias.is_own(f):
