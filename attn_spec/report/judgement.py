@@ -186,9 +186,10 @@ class Judgement:
 
                 beside = told(self.results) if self.diagnosis else diagnose_behaviour(self.implementation, self.results)
                 themes = {found.fault.theme for found in self.diagnosis}  # which has told its own faults apart
-                self.diagnosis = [*self.diagnosis, *(found for found in beside if found.fault.theme not in themes)]
-            # what tells of one call in a hundred is not what is wrong with the outputs of all
-            self.diagnosis = [found for found in self.diagnosis if found.reproduces >= unexplained]
+                # what tells of one call in a hundred is not what is wrong with the outputs of all
+                enough = 0 if self.diagnosis else unexplained
+                beside = [found for found in beside if found.fault.theme not in themes and found.reproduces >= enough]
+                self.diagnosis = [*self.diagnosis, *beside]
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
 

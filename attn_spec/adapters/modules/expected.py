@@ -139,9 +139,9 @@ class _Always(ast.NodeTransformer):
 
 
 def positions_compared(code: str) -> str:
-    """The first comparison of the positions of keys with those of queries, `j <= i[:, None]`; "" where there is none.
+    """The first comparison of the positions of keys with those of queries: `j <= i[:, None]`, `i - j >= 0` in a mask.
 
-    Both sides have to be made by `arange`, so that lengths are none, and no window may be taken off.
+    Both sides have to be made by `arange`, so that lengths are none, and no window may be taken off. "": there is none.
     """
     tree = ast.parse(code)
     ranges = {
@@ -164,13 +164,58 @@ def positions_compared(code: str) -> str:
             )  # i.unsqueeze(1), i.view(-1, 1)
         return isinstance(side, ast.Name) and side.id in ranges
 
+    def distance(side: ast.expr) -> bool:
+        return (
+            isinstance(side, ast.BinOp)
+            and isinstance(side.op, ast.Sub)
+            and position(side.left)
+            and position(side.right)
+        )
+
+    apart = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and distance(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def beyond(side: ast.expr, other: ast.expr) -> bool:  # i - j >= 0
+        between = distance(side) or (isinstance(side, ast.Name) and side.id in apart)
+        return between and isinstance(other, ast.Constant) and other.value == 0
+
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = node.left, node.comparators[0]
-            ordered = isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
-            if ordered and position(left) and position(right):
+            if not isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+                continue
+            if position(left) and position(right):
+                return ast.unparse(node)
+            if (beyond(left, right) or beyond(right, left)) and _hides(tree, node):
                 return ast.unparse(node)
     return ""
+
+
+def _hides(tree: ast.AST, condition: ast.expr) -> bool:
+    """Whether a condition, or what it is assigned to, is what logits are hidden by."""
+    names: set[str] = set()
+
+    def holds(node: ast.AST) -> bool:
+        return any(n is condition or (isinstance(n, ast.Name) and n.id in names) for n in ast.walk(node))
+
+    for _ in range(2):  # ok = i - j >= 0; mask = ok & near
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and holds(node.value) and isinstance(node.targets[0], ast.Name):
+                made_by = {ast.unparse(call.func) for call in ast.walk(node.value) if isinstance(call, ast.Call)}
+                names |= set() if made_by else {node.targets[0].id}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return any(
+        holds(argument)
+        for call in calls
+        if call.func.attr in ("masked_fill", "masked_fill_", "scaled_dot_product_attention")  # type: ignore[attr-defined]
+        or (call.func.attr == "where" and re.search(r"inf|min", ast.unparse(call)))  # type: ignore[attr-defined]
+        for argument in [*call.args, *(k.value for k in call.keywords)]
+    )
 
 
 def _bare(function: Any) -> str:
