@@ -144,7 +144,8 @@ def _of_einsum(call: Call, free_first: str, free_second: str, summed: str) -> tu
     d = [c for c in first if c in second and c not in out]
     if not q or not k or len(d) != 1:
         return "", "", ""
-    names = {q[-1]: free_first, k[-1]: free_second, d[0]: summed}  # an axis before the last is a head in its group
+    query, key = max(q, key=out.index), max(k, key=out.index)  # one that stands before in the result is a head's
+    names = {query: free_first, key: free_second, d[0]: summed}
     leading = [c for c in out if c not in names]
     if len(leading) not in LEADING:
         return "", "", ""
