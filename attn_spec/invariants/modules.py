@@ -14,7 +14,7 @@ from attn_spec import tolerance, whole
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
-from attn_spec.invariants.comparison import difference, evidence, needs_plain, require_within, same
+from attn_spec.invariants.comparison import LOGITS, are_logits, difference, evidence, needs_plain, require_within, same
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.problem import Problem
 from attn_spec.tolerance import roundoff
@@ -129,6 +129,8 @@ def module_weights(implementation: Implementation, problem: Problem) -> None:
                 evidence={"expected": list(expected.shape), "received": list(x.shape)},
                 merge="weights-shape",
             )
+        if are_logits(x, expected):
+            raise Unsupported(LOGITS)
         require_within(tolerance.worst(x, expected, bound), "weights", merge="returned-weights")
 
 
