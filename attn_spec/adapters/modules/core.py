@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.function import flat
-from attn_spec.adapters.modules import fused
+from attn_spec.adapters.modules import fused, layouts
 from attn_spec.adapters.modules.bias import WHY
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
@@ -158,7 +158,7 @@ class ModuleFunction(Building):
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")
         tensors = self.tensors(returned)
-        merged = meeting.merged if meeting.merged is not None else tensors[0]
+        merged = meeting.merged if meeting.merged is not None else layouts.unlaid(tensors[0], self.input)
         return [self.orders.heads_of(merged, meeting, (b, h, q_len, v.shape[3]), self.input), *tensors[1:]]
 
     def tensors(self, returned: Any) -> list[Tensor]:
@@ -191,13 +191,13 @@ class ModuleFunction(Building):
         return {forward.inputs[0]: x}
 
     def _laid(self, x: Tensor) -> Tensor:
-        return x.transpose(0, 1) if self.input == "SBD" else x[0] if self.input == "SD" else x
+        return layouts.laid(x, self.input)
 
     def _call(
         self, module: nn.Module, sizes: Sizes, inputs: dict[str, Tensor], named: dict[str, Any], like: Tensor
     ) -> Any:
         """Call forward with the inputs, what is asked for, and what each call gets."""
-        length = next(iter(inputs.values())).shape[0 if self.input in ("SBD", "SD") else 1]
+        length = layouts.length(next(iter(inputs.values())), self.input)
         zeros = self.forward.zeros(next(iter(inputs.values())))
         given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **zeros, **named}
         if self.multihead:
@@ -293,9 +293,7 @@ class ModuleFunction(Building):
                 ]
                 return [torch.stack(parts) for parts in zip(*each, strict=True)]
             returned = self._whole(module, sizes, x, context, named)
-            if self.input == "SBD":
-                returned[0] = returned[0].transpose(0, 1)
-            return returned
+            return [layouts.unlaid(returned[0], self.input), *returned[1:]]
         finally:
             module.eval()
 

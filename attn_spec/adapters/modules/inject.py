@@ -44,6 +44,13 @@ HANDS_ON = (
     *("shape", "dtype", "device", "is_nested", "requires_grad", "ndim", "is_cuda", "layout", "is_quantized", "grad_fn"),
 )
 
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")  # of kernel 1: projections of [B, C, S] or [B, C, H, W]
+
+
+def tokens(x: Tensor) -> Tensor:
+    """[B, C, S], [B, C, H, W] -> [B, S, C], H * W tokens row by row."""
+    return x.flatten(2).mT
+
 
 @dataclass(eq=False)
 class Met(TorchFunctionMode):
@@ -74,6 +81,9 @@ class Met(TorchFunctionMode):
         result = func(*args, **kwargs)
         if given is None or not isinstance(result, Tensor):
             return result
+        if name in CONVOLUTIONS and result.dim() > 2:
+            rows = self.met(self._which(used), used, tokens(given), tokens(result))
+            return rows.mT.reshape(result.shape)
         return self.met(self._which(used), used, given, result)
 
     def _is_weight(self, x: Any) -> bool:

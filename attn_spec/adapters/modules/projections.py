@@ -157,11 +157,16 @@ def find(module: nn.Module, declared: Mapping[str, str] | None = None) -> Projec
     rows = _in_a_row(parameters)
     for name, weight in parameters.items():
         role, place, head = _role(name) if name not in rows else (rows[name], name.rpartition(".")[0][:-2], None)
-        if role and weight.dim() in (2, 3) and not name.endswith("bias"):
+        if role and (weight.dim() in (2, 3) or is_pointwise(weight)) and not name.endswith("bias"):
             group = by_place.setdefault((place, head), {})
             group.setdefault(role, Projection(role, name, weight, _bias(parameters, name, role), head))
     given = {p.role for p in named}
     return _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
+
+
+def is_pointwise(weight: Tensor) -> bool:
+    """Whether this is the weight [out, in, 1, ...] of a convolution over pixels that is a projection of each."""
+    return weight.dim() > 3 and set(weight.shape[2:]) == {1}
 
 
 def _in_a_row(parameters: Mapping[str, Tensor]) -> dict[str, str]:

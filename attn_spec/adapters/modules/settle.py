@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, bias, fused, sessions
+from attn_spec.adapters.modules import between, bias, fused, layouts, sessions
 from attn_spec.adapters.modules.inject import NotInjected
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Finding
@@ -28,6 +28,7 @@ def settle(f: ModuleFunction) -> None:
     f.by_mask = not f.multihead and _by_mask(f)
     if "window" in f.roles:
         _note(f, "window", "the context", "assumed", "one of its own: as long as that, but short in sessions")
+    _channels_first(f)
     _turned(f)
     _mask_form(f)
     _resets(f)
@@ -190,9 +191,29 @@ def _needs_context(f: ModuleFunction) -> None:
 # the layout of the input ---------------------------------------------------------------------------------------------
 
 
+def _channels_first(f: ModuleFunction) -> None:
+    """Find out whether a module whose projections are convolutions takes [B, C, S] or an image [B, C, H, W]."""
+    weights = {id(p.weight) for p in f.projections.found}
+    owners = [m for m in f.module.modules() if id(getattr(m, "weight", None)) in weights]
+    kinds = {type(m) for m in owners}
+    if f.declared.get("input") or not kinds & {nn.Conv1d, nn.Conv2d}:
+        return
+    x = torch.randn(BATCH, 6, _width(f), generator=torch.Generator().manual_seed(2))
+    for f.input in ("BCHW", "BCS") if nn.Conv2d in kinds else ("BCS", "BCHW"):
+        try:
+            run_whole(f, x)
+        except Exception:  # of the user's own
+            continue
+        _note(f, "input", f.input, "measured", "its projections are convolutions: channels come before tokens")
+        return
+    f.input = "BSD"
+
+
 def _input(f: ModuleFunction) -> None:
     if f.declared.get("input"):
         _note(f, "input", f.input, "declared", "attn.yaml")
+        return
+    if f.input in layouts.CHANNELS_FIRST:
         return
     own = getattr(f.module, "batch_first", None)
     inner = next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None)
@@ -243,6 +264,7 @@ def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
 def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None) -> Tensor:
     """One run of the first module on hidden states as they are, no gradient, in eval mode; named: what is asked for."""
     module = f.built(f.sizes, torch.float32)
+    channels_first = f.input in layouts.CHANNELS_FIRST
     inputs: dict[str, Tensor] = dict.fromkeys(f.forward.inputs, x)
     if f.forward.context_required:
         inputs[f.forward.context] = torch.randn(*x.shape[:-1], f.widths(module, f.sizes)[1])
@@ -250,9 +272,10 @@ def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None)
         width = f.widths(module, f.sizes)[1]
         y = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, generator=torch.Generator().manual_seed(1))
         inputs = dict(zip(f.forward.inputs, (x, y, y), strict=True))
+    inputs = {name: layouts.laid(y, f.input) if channels_first else y for name, y in inputs.items()}
     with torch.no_grad():
         tensors = f.tensors(f._call(module, f.sizes, inputs, dict(named or {}), x))
-    return tensors[0]
+    return layouts.unlaid(tensors[0], f.input) if channels_first else tensors[0]
 
 
 # the order of the channels -------------------------------------------------------------------------------------------
@@ -330,7 +353,7 @@ def _context(f: ModuleFunction) -> None:
             f.forward.inputs[0]: torch.randn(BATCH, LENGTH, width),
             f.forward.context: torch.randn(BATCH, length, kv_width),
         }
-        inputs = {name: x.transpose(0, 1) if f.input == "SBD" else x for name, x in inputs.items()}
+        inputs = {name: layouts.laid(x, f.input) for name, x in inputs.items() if f.input != "SD"} or inputs
         try:
             with torch.no_grad():
                 before = f.tensors(f._call(module, s, inputs, {}, inputs[f.forward.inputs[0]]))[0]

@@ -30,7 +30,7 @@ def matrices(
         return {}
     sources = {"q": x, "k": x if context is None else context}
     out: dict[str, Tensor] = {}
-    owners = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear)}
+    owners = {id(m.weight) for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d))}
     for p in found.found:
         runs = [(given, result) for which, given, _, result in watch.seen if p in which]
         width = sizes.heads * sizes.v_dim if p.role == "o" else sources["q" if "q" in p.role else "k"].shape[-1]
@@ -51,6 +51,7 @@ def matrices(
 def _matrix(p: Projection, runs: list[tuple[Tensor, Tensor]], linear: bool, width: int) -> Tensor | None:
     """The weight as [in, out]: that of a Linear is [out, in], of any other it is told by its use, else by its shape."""
     w = p.weight.detach()
+    w = w.flatten(1) if linear and set(w.shape[2:]) == {1} else w  # of a convolution
     if w.dim() != 2:
         return None
     if linear:
