@@ -83,7 +83,7 @@ class Met(TorchFunctionMode):
             return result
         if name in CONVOLUTIONS and result.dim() > 2:
             rows = self.met(self._which(used), used, tokens(given), tokens(result))
-            return rows.mT.reshape(result.shape)
+            return rows.mT.reshape(result.shape).contiguous()
         return self.met(self._which(used), used, given, result)
 
     def _is_weight(self, x: Any) -> bool:

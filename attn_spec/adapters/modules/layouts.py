@@ -20,9 +20,10 @@ def laid(x: Tensor, layout: str) -> Tensor:
     if layout == "SD":
         return x[0]
     if layout == "BCS":
-        return x.mT
+        return x.mT.contiguous()
     if layout == "BCHW":
-        return x.mT.unflatten(2, (rows_of(x.shape[1]), -1)) if x.shape[1] else x.mT[:, :, None]
+        pixels = x.mT.contiguous()  # as images are; torch 2.13 dies in the backward pass of a GroupNorm on others
+        return pixels.unflatten(2, (rows_of(x.shape[1]), -1)) if x.shape[1] else pixels[:, :, None]
     return x
 
 
