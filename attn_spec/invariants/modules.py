@@ -231,6 +231,8 @@ def token_order(implementation: Implementation, problem: Problem) -> None:
     call = hidden_call(implementation, problem)
     if implementation.conventions.causal.value == "always" or call.positional:
         raise Unsupported("it knows of positions")
+    if call.positions_unseen:
+        raise Unsupported("a black box whose source speaks of positions")
     perm = torch.randperm(call.x.shape[1], generator=torch.Generator().manual_seed(problem.seed + 5))
     worst = close(call, _run(call, call.x[:, perm]), _run(call)[:, perm])
     require_within(worst, "output", because="the tokens in another order")

@@ -27,6 +27,7 @@ class Building:
     """
 
     redraws = True
+    step = 1  # what the channels of a head are a multiple of
 
     def __init__(self, target: Any, name: str, declared: Mapping[str, Any]) -> None:
         self.declared, self.__name__, self.target = dict(declared), name, target
@@ -53,9 +54,15 @@ class Building:
         heads = 4 if "heads" in self.roles else self._heads_unasked()
         errors: list[TargetError] = []
         wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, 12, 10 if "v_dim" in self.roles else 12, 128)
-        if not any(self._builds(self._read(wanted, reading)) for reading in range(len(READINGS))):
-            larger = replace(wanted, head_dim=16, v_dim=8 if "v_dim" in self.roles else 16)  # some want multiples of 8
-            wanted = larger if any(self._builds(self._read(larger, n)) for n in range(len(READINGS))) else wanted
+        if not self._builds_somehow(wanted):
+            for n in (16, 32, 64):  # some want multiples of 8 or 32
+                larger = replace(wanted, head_dim=n, v_dim=8 if "v_dim" in self.roles else n)
+                if self._builds_somehow(larger):
+                    wanted = larger
+                    one = replace(wanted, heads=1, kv_heads=1) if "heads" in self.roles else wanted
+                    steps = (s for s in (2, 4, 8, 16, 32) if self._builds_somehow(replace(one, head_dim=s, v_dim=s)))
+                    self.step = next(steps, n)
+                    break
         for reading in range(len(READINGS)):
             sizes = self._read(wanted, reading)
             try:
@@ -73,6 +80,9 @@ class Building:
         self.reading = next(n for n in (1, 0, 3, 2) if self._builds(self._read(wanted, n)))
         sizes = self._read(wanted, self.reading)
         return sizes, self.constructor.build(sizes)
+
+    def _builds_somehow(self, sizes: Sizes) -> bool:
+        return any(self._builds(self._read(sizes, reading)) for reading in range(len(READINGS)))
 
     def _heads_unasked(self) -> int:
         """How many heads it has where nothing asks how many: by its attributes, or by how many have projections."""
@@ -138,6 +148,12 @@ class Building:
     def _projections(self, module: nn.Module) -> Projections:
         return projections.find(module, self.declared.get("projections"))
 
+    def become_black_box(self) -> None:
+        """Judge it on hidden states alone from now on: none of its parameters counts as a projection."""
+        self.declared["projections"] = {}
+        self.projections = Projections()
+        self.forget()
+
     def fit(self, heads: int, kv_heads: int, head_dim: int, v_dim: int) -> tuple[int, int, int, int]:
         """The nearest sizes that it can be built for."""
         if self.instance is not None:
@@ -145,6 +161,8 @@ class Building:
             return s.heads, s.kv_heads, s.head_dim, s.v_dim
         if "heads" not in self.roles:
             heads = self.sizes.heads
+        if "v_dim" not in self.roles:
+            head_dim = -(-head_dim // self.step) * self.step
         kv_heads = self.kv_fixed or (kv_heads if "kv_heads" in self.roles and heads % kv_heads == 0 else heads)
         return heads, kv_heads, head_dim, v_dim if "v_dim" in self.roles else head_dim
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attn_spec.adapters.modules.core import ModuleFunction
 
 BY_LENGTH = ("context_length", "block_size", "context_size", "n_ctx", "ctx_len")  # constructor names that imply causal
-TRIANGLE = r"\b(tril|triu)\s*\(|is_causal\s*=\s*True|causal\s*=\s*True"
+TRIANGLE = r"\b(tril|triu)_?\s*\(|is_causal\s*=\s*True|causal\s*=\s*True"
 # positions of keys beside those of queries, of which one has an axis more: `j <= i[:, None]`
 COMPARED = r"\w+ (?:<=?|>=?) (?!len|size)\w+(?:\[0\])?\[(?::|\.\.\.), None\]"
 

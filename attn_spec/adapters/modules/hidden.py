@@ -99,6 +99,14 @@ class HiddenCall:
         return bool(self.like.causal) or self.like.mask is not None
 
     @property
+    def positions_unseen(self) -> bool:
+        """Whether it is a black box that may rotate or add positions of its own, by what its source says."""
+        from attn_spec.adapters.modules.expected import code_of
+
+        words = r"arange|rope|rotary|rotate|position|freqs|\bsin\("
+        return not self._module.projections.whole and bool(re.search(words, code_of(self._module.module)))
+
+    @property
     def shared_projections(self) -> list[str]:
         """Names of q, k and v projections that are one parameter."""
         seen: dict[int, str] = {}

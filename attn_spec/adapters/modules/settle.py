@@ -64,9 +64,18 @@ def _how_built(f: ModuleFunction) -> str:
 
 
 def _check_whole(f: ModuleFunction) -> None:
-    """Raise TargetError where some of the projections are found and others are not."""
+    """Raise TargetError where some of the projections are found and others are not, by the names of the others.
+
+    Where what is left can't be the others by its shape, keys or values are made in another way: then it is a black box.
+    """
     missing = f.projections.missing
     if f.projections.of("q", "k", "v", "kv") and missing and f.declared.get("projections") != {}:
+        if not f.declared.get("projections") and not _could_be(f, missing):
+            left = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
+            f.become_black_box()
+            why = f"of {left} none is as wide as the missing projections of {' and '.join(missing)}"
+            _note(f, "black box", "its projections are more than q, k and v", "measured", why)
+            return
         lines = ", ".join(f"{role}: ..." for role in missing)
         names = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
         raise TargetError(
@@ -74,6 +83,26 @@ def _check_whole(f: ModuleFunction) -> None:
             f"parameters are {names}. Name the others in attn.yaml: `projections: {{{lines}}}`, or write "
             f"`projections: {{}}` to have it judged as a black box"
         )
+
+
+def _could_be(f: ModuleFunction, missing: tuple[str, ...]) -> bool:
+    """Whether parameters that have no known name are of the shapes of the projections that are missing."""
+    known = {id(p.weight) for p in f.projections.found}
+    left = [p for p in f.module.parameters() if id(p) not in known and p.dim() > 1]
+    s, widths = f.sizes, f.widths(f.module, f.sizes)
+    if "q" in missing and len(missing) < 3:  # keys and values have theirs
+        return any(set(widths) & set(p.shape) for p in left)
+    heads = {s.kv_heads, 1, 2, s.heads}
+    one = {h * d for h in heads for d in (s.head_dim, s.v_dim)}
+    fused = {2 * width for width in one} | {h * (s.head_dim + s.v_dim) for h in heads}
+
+    def takes(p: Tensor, outs: set[int]) -> bool:
+        sides = list(p.shape)
+        given = [n for n in set(widths) if n in sides]
+        return any(n in outs for g in given for n in [*sides[: sides.index(g)], *sides[sides.index(g) + 1 :]])
+
+    alone = sum(takes(p, one) for p in left)
+    return alone >= len(missing) or (len(missing) > 1 and any(takes(p, fused) for p in left))
 
 
 def _about(f: ModuleFunction) -> str:
