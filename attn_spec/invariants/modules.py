@@ -319,7 +319,8 @@ def gradients_reach_weights(implementation: Implementation, problem: Problem) ->
     """
     call = hidden_call(implementation, problem)
     grads = call.gradients()
-    dead = [name for name, grad in grads.items() if float(grad) == 0 or (float(grad) < 0 and not call.optional_context)]
+    unused = {name for name, grad in grads.items() if float(grad) < 0 and not call.optional_context}
+    dead = [name for name, grad in grads.items() if float(grad) == 0 or (name in unused and not call.waits(name))]
     if dead:
         raise Violation(
             f"{' and '.join(dead)} {'gets' if len(dead) == 1 else 'get'} no gradient from the output",

@@ -16,7 +16,8 @@ from attn_spec.adapters.implementation import GlobalState, Implementation
 from attn_spec.adapters.modules.building import draw_weights
 from attn_spec.adapters.modules.core import one_sample
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
-from attn_spec.adapters.modules.written import Making, Noted, Written, text_of
+from attn_spec.adapters.modules.layouts import CHANNELS_FIRST
+from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
 from attn_spec.engine import CheckResult
 from attn_spec.invariants.decoding import chunks
 from attn_spec.law import Unsupported, Violation
@@ -57,6 +58,8 @@ class HiddenScript(AnswerScript):
         if self.f.instance is None:
             draw_weights(self.found)
         self.module = self.module.to(self.hidden.x.dtype).eval().requires_grad_(False)
+        if self.f.input in CHANNELS_FIRST:
+            raise NotWritten("hidden states whose channels come first")
         self.output = "{}"
         self.expected: Tensor | None = None
         before = GlobalState()

@@ -27,6 +27,7 @@ class Building:
     """
 
     redraws = True
+    gated = True  # whether what has the name of a gate may be one
     step = 1  # what the channels of a head are a multiple of
 
     def __init__(self, target: Any, name: str, declared: Mapping[str, Any]) -> None:
@@ -146,7 +147,8 @@ class Building:
         return Sizes(heads, kv_heads, head_dim, head_dim)
 
     def _projections(self, module: nn.Module) -> Projections:
-        return projections.find(module, self.declared.get("projections"))
+        found = projections.find(module, self.declared.get("projections"))
+        return found if self.gated else replace(found, gate=None)
 
     def become_black_box(self) -> None:
         """Judge it on hidden states alone from now on: none of its parameters counts as a projection."""

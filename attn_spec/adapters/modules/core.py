@@ -18,7 +18,7 @@ from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
+from attn_spec.adapters.modules.inject import OPEN, Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
@@ -74,6 +74,7 @@ class ModuleFunction(Building):
     multihead = False  # whether it is torch's own nn.MultiheadAttention
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
     bool_mask = ""  # what True means where its mask is bool: "hidden" or "seen"
+    gate = OPEN  # the logits that its gate gets between the projections
     resets = ""  # the method that empties it, where each call goes on from the one before
     biased = False  # whether it adds a bias by position of its own
 
@@ -152,7 +153,7 @@ class ModuleFunction(Building):
         b, h, q_len, _ = q.shape
         fill = self.orders.fill(q, k, v, found)
         inputs = self._inputs(module, sizes, b, q_len, k.shape[2], q.dtype, marked)
-        meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD")
+        meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD", gate=self.gate)
         with silent_biases(found), meeting:
             returned = self._call(module, sizes, inputs, named, q)
         if not meeting.filled:

@@ -89,6 +89,16 @@ class HiddenCall:
         """Whether a context may be given or not: what only one of the two ways uses is of use."""
         return bool(self._module.forward.context) and not self._module.forward.context_required
 
+    def waits(self, name: str) -> bool:
+        """Whether a parameter is used on an argument that may be left out, and was: `self.linear_b(pair)`."""
+        from attn_spec.adapters.modules.expected import code_of
+
+        f = self._module
+        left = [n for n in f.forward.left if f.forward.defaults.get(n, 0) is None]
+        owner = re.sub(r"\.(weight|bias)$", "", name).rpartition(".")[2]
+        lines = code_of(f.module).splitlines()
+        return any(re.search(rf"\.{re.escape(owner)}\b.*\b{re.escape(n)}\b", line) for n in left for line in lines)
+
     @property
     def residual(self) -> bool:
         """Whether the output is to be added to the hidden states."""

@@ -61,7 +61,8 @@ class Met(TorchFunctionMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        for p in self.projections.found:
+        gate = self.projections.gate
+        for p in (*self.projections.found, *([] if gate is None else [gate])):
             self.places.setdefault(p.weight.untyped_storage().data_ptr(), []).append(p)
 
     def __torch_function__(
@@ -133,18 +134,21 @@ def marked(batch: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
         x[..., 1] = torch.arange(length)[None]
     return x
 
+OPEN = 100.0  # whose sigmoid is 1 in every dtype, and that of its opposite 0
+
 
 @dataclass(eq=False)
 class Inject(Met):
     """Puts q, k and v in the place of what the projections give, and keeps what reaches the output projection.
 
     fill: role -> [B, S, width], what stands for a projection's result; "q0", "k0", ... where each head has its own.
-    batch_first: whether unmarked rows run over samples first.
+    batch_first: whether unmarked rows run over samples first.  gate: the logits of a gate, which lets all through.
     """
 
     fill: dict[str, Tensor] = field(default_factory=dict)
     orders: Orders = field(default_factory=Orders)
     batch_first: bool = True
+    gate: float = OPEN
     order: tuple[Tensor, Tensor] | None = None
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
@@ -154,6 +158,8 @@ class Inject(Met):
         if p.role == "o":
             self.merged = given if self.merged is None else self.merged
             return result
+        if p.role == "g":
+            return torch.full_like(result, self.gate)
         part = self._part(p, used, result)
         key = p.role if p.head is None else f"{p.role}{p.head}"
         wanted = part if part is not None else self.fill.get(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -102,6 +102,10 @@ BIASES = {  # a bare parameter that is added to what a projection gives
 }
 
 
+GATES = ("g", "gate", "g_proj", "gate_proj", "linear_g", "to_gate", "to_gates", "wg", "w_g", "w_gate", "gating", "gates")
+GATES += ("gate_linear", "linear_gate", "output_gate", "out_gate", "attn_gate", "g_linear", "fc_gate", "gate_layer")
+
+
 @dataclass(frozen=True, eq=False)
 class Projection:
     """One projection: its role, its weight by name and its bias; head: of which one, where each has its own."""
@@ -115,10 +119,14 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """The projections of a module. Empty: none was found, and the module is judged as a black box."""
+    """The projections of a module. Empty: none was found, and the module is judged as a black box.
+
+    gate: that of the logits of a gate on the heads' outputs, of role "g".
+    """
 
     found: tuple[Projection, ...] = ()
     missing: tuple[str, ...] = ()
+    gate: Projection | None = None
 
     def of(self, *roles: str) -> list[Projection]:
         return [p for p in self.found if p.role in roles]
@@ -161,7 +169,21 @@ def find(module: nn.Module, declared: Mapping[str, str] | None = None) -> Projec
             group = by_place.setdefault((place, head), {})
             group.setdefault(role, Projection(role, name, weight, _bias(parameters, name, role), head))
     given = {p.role for p in named}
-    return _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
+    found = _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
+    return replace(found, gate=_gate(parameters)) if found.whole else found
+
+
+def _gate(parameters: Mapping[str, Tensor]) -> Projection | None:
+    """The projection of a gate, where one parameter has the name of one."""
+    named = [
+        name
+        for name, weight in parameters.items()
+        if weight.dim() == 2 and name.removesuffix(".weight").rpartition(".")[2].lower() in GATES
+    ]
+    if len(named) != 1:
+        return None
+    name = named[0]
+    return Projection("g", name, parameters[name], parameters.get(f"{name.removesuffix('.weight')}.bias"))
 
 
 def is_pointwise(weight: Tensor) -> bool:

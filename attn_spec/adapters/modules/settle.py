@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, bias, fused, layouts, sessions
+from attn_spec.adapters.modules import between, bias, fused, gates, layouts, sessions
 from attn_spec.adapters.modules.inject import NotInjected
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Finding
@@ -38,6 +38,7 @@ def settle(f: ModuleFunction) -> None:
     how = "declared" if f.declared.get("projections") else "assumed"
     _note(f, "projections", "found" if f.projections.whole else "none", how, _about(f))
     if f.projections.whole:
+        gates.settle(f)
         _orders(f)
         f.between = between.kind(f)
         if f.between:

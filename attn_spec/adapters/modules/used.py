@@ -45,6 +45,17 @@ def matrices(
         ):
             return {}
         _enter(out, f, p, matrix, sizes)
+    if found.gate is not None:
+        runs = [given for which, given, _, _ in watch.seen if which[0].role == "g"]
+        if len(runs) != 1 or not _same_rows(runs[0], x) or id(found.gate.weight) not in owners:
+            return {}
+        gate = found.gate.weight.detach().mT
+        out["g"] = gate if gate.shape[1] != sizes.heads else gate.repeat_interleave(sizes.v_dim, 1)
+        if found.gate.bias is not None:
+            bias = found.gate.bias.detach()
+            out["g_bias"] = bias if len(bias) != sizes.heads else bias.repeat_interleave(sizes.v_dim)
+        if out["g"].shape[1] != sizes.heads * sizes.v_dim or f.orders.heads != "hd":
+            return {}
     return {name: value.double() for name, value in out.items()}
 
 
