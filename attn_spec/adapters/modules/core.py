@@ -21,6 +21,7 @@ from attn_spec.adapters.modules.forward import Forward, read
 from attn_spec.adapters.modules.inject import OPEN, Inject, NotInjected, marked
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
+from attn_spec.adapters.modules.temperature import Temperature
 from attn_spec.conventions import Finding
 from attn_spec.law import Unsupported, Violation
 
@@ -74,6 +75,7 @@ class ModuleFunction(Building):
     multihead = False  # whether it is torch's own nn.MultiheadAttention
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
     bool_mask = ""  # what True means where its mask is bool: "hidden" or "seen"
+    temperature: Temperature | None = None  # the learned number that multiplies normalised q.k
     gate = OPEN  # the logits that its gate gets between the projections
     resets = ""  # the method that empties it, where each call goes on from the one before
     biased = False  # whether it adds a bias by position of its own
@@ -132,7 +134,15 @@ class ModuleFunction(Building):
         found = arrived(self, q, k, v)
         if found is None:
             raise Unsupported("q and k can't be seen where they meet")
+        if self.temperature is not None:
+            q_seen, k_seen = found
+            factor = self.temperature.of(self.built(self._sizes_like(q, k, v), q.dtype)).double()
+            return [q_seen.double() * factor.reshape(-1, 1, 1) * q.shape[-1] ** 0.5, k_seen.double()]
         return list(found)
+
+    def _sizes_like(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        causal = False if self._causal_of_constructor else None
+        return self.sizes_for(q.shape[1], k.shape[1], q.shape[3], v.shape[3], max(q.shape[2], k.shape[2]), causal=causal)
 
     def _causal(self, named: dict[str, Any]) -> bool | None:
         """The causal flag that goes to the constructor; None where the constructor has none."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, bias, fused, gates, layouts, sessions
+from attn_spec.adapters.modules import between, bias, fused, gates, layouts, sessions, temperature
 from attn_spec.adapters.modules.inject import NotInjected
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Finding
@@ -44,6 +44,8 @@ def settle(f: ModuleFunction) -> None:
         if f.between:
             what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
             _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
+        if f.between == "norm":
+            temperature.settle(f)
     _context(f)
     f.biased = f.projections.whole and bias.is_own(f)
     if f.biased:

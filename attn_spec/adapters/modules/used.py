@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.modules.inject import Watch
-from attn_spec.adapters.modules.projections import Projection
+from attn_spec.adapters.modules.projections import BIASES, Projection
 
 if TYPE_CHECKING:
     from attn_spec.adapters.modules.construct import Sizes
@@ -45,6 +45,8 @@ def matrices(
         ):
             return {}
         _enter(out, f, p, matrix, sizes)
+        if p.bias is None and len(p.role) > 1:
+            _enter_parts(out, module, p)
     if found.gate is not None:
         runs = [given for which, given, _, _ in watch.seen if which[0].role == "g"]
         if len(runs) != 1 or not _same_rows(runs[0], x) or id(found.gate.weight) not in owners:
@@ -86,6 +88,16 @@ def _same_rows(given: Tensor, x: Tensor) -> bool:
 
 def _equal_sorted(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a[a[:, 0].argsort()], b[b[:, 0].argsort()])
+
+
+def _enter_parts(out: dict[str, Tensor], module: nn.Module, p: Projection) -> None:
+    """The biases of a fused projection where q, k and v have theirs as parameters of their own, or none."""
+    place = p.name.removesuffix(".weight").rpartition(".")[0]
+    for role in p.role:
+        for name in BIASES[role]:
+            own = dict(module.named_parameters()).get(f"{place}.{name}" if place else name)
+            if own is not None and own.numel() == out[role].shape[1]:
+                out[f"{role}_bias"] = own.detach().flatten()
 
 
 def _enter(out: dict[str, Tensor], f: ModuleFunction, p: Projection, matrix: Tensor, s: Sizes) -> None:
