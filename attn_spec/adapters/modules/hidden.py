@@ -89,6 +89,26 @@ class HiddenCall:
         """Whether a context may be given or not: what only one of the two ways uses is of use."""
         return bool(self._module.forward.context) and not self._module.forward.context_required
 
+    @property
+    def pairs(self) -> tuple[str, int]:
+        """The argument that takes a representation of pairs of tokens, and its width; ("", 0) where there is none.
+
+        It may be left out, has `pair` in its name, and the width is that of a layer that it goes through.
+        """
+        from attn_spec.adapters.modules.expected import code_of
+
+        f = self._module
+        names = [n for n in f.forward.left if "pair" in n.lower() and f.forward.defaults.get(n, 0) is None]
+        code = code_of(f.module)
+        layers = dict(f.built(self.sizes, torch.float32).named_modules())
+        for name in names:
+            for layer in re.findall(rf"self\.(\w+)\({re.escape(name)}\b", code):
+                width = getattr(layers.get(layer), "in_features", 0)
+                width = width or next(iter(getattr(layers.get(layer), "normalized_shape", ())), 0)
+                if width:
+                    return name, int(width)
+        return "", 0
+
     def waits(self, name: str) -> bool:
         """Whether a parameter is used on an argument that may be left out, and was: `self.linear_b(pair)`."""
         from attn_spec.adapters.modules.expected import code_of
