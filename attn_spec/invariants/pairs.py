@@ -32,7 +32,9 @@ def pair_bias(implementation: Implementation, problem: Problem) -> None:
     changed, i, j = z.clone(), 1, s - 1
     changed[0, i, j] += 3.0 * torch.randn(width, generator=g, dtype=torch.float64).to(z.dtype)
     try:
-        before, after = (dataclasses.replace(call, named={**call.named, name: y}).run()[0].detach() for y in (z, changed))
+        before, after = (
+            dataclasses.replace(call, named={**call.named, name: y}).run()[0].detach() for y in (z, changed)
+        )
     except (Refused, Violation) as error:
         raise Unsupported(f"it takes no pairs [B, S, S, {width}]: {error}") from None
     room = 64 * roundoff(problem.dtype) * float(before.double().abs().max())

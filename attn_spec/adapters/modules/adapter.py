@@ -80,7 +80,11 @@ class ModuleAdapter(FunctionAdapter):
     def result(self, returned: Any, arguments: Arguments) -> Result:
         result = super().result(returned, arguments)
         b, _, q_len, kv_len = arguments.sizes
-        if self.conventions.empty_rows.value != "nan" and "bool" in self.forms and _nan_as_given(result, arguments, self.three_axes):
+        if (
+            self.conventions.empty_rows.value != "nan"
+            and "bool" in self.forms
+            and _nan_as_given(result, arguments, self.three_axes)
+        ):
             raise Unsupported("a row of its additive mask that is -inf throughout gives NaN, as it was given")
         averaged = any(x.shape == (b, q_len, kv_len) for x in flat(returned)[1:])
         if arguments.returns == "weights" and result.weights is None and averaged:

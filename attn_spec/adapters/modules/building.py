@@ -254,7 +254,10 @@ def _width_of(p: Projection, sizes: Sizes) -> int:
     """How wide what a projection is given is: the side of its weight that is not what it gives."""
     h, hkv = (1, 1) if p.head is not None else (sizes.heads, sizes.kv_heads)
     parts = {"q": h * sizes.head_dim, "k": hkv * sizes.head_dim, "v": hkv * sizes.v_dim}
-    sides, own = list(p.weight.shape[:2] if is_pointwise(p.weight) else p.weight.shape), sum(parts[name] for name in p.role)
+    sides, own = (
+        list(p.weight.shape[:2] if is_pointwise(p.weight) else p.weight.shape),
+        sum(parts[name] for name in p.role),
+    )
     if own in sides:
         sides.remove(own)
     return sides[-1]

@@ -142,7 +142,9 @@ class ModuleFunction(Building):
 
     def _sizes_like(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         causal = False if self._causal_of_constructor else None
-        return self.sizes_for(q.shape[1], k.shape[1], q.shape[3], v.shape[3], max(q.shape[2], k.shape[2]), causal=causal)
+        return self.sizes_for(
+            q.shape[1], k.shape[1], q.shape[3], v.shape[3], max(q.shape[2], k.shape[2]), causal=causal
+        )
 
     def _causal(self, named: dict[str, Any]) -> bool | None:
         """The causal flag that goes to the constructor; None where the constructor has none."""

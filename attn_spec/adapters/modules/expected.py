@@ -56,7 +56,9 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     return found
 
 
-HIDDEN = r"hid(?:den|es?)|mask(?:ed|s)(?: out)?|ignored?|pad(?:ded|ding|s)?|blocked|excluded|not (?:be )?(?:attend|seen)\w*"
+HIDDEN = (
+    r"hid(?:den|es?)|mask(?:ed|s)(?: out)?|ignored?|pad(?:ded|ding|s)?|blocked|excluded|not (?:be )?(?:attend|seen)\w*"
+)
 SEEN = r"keep|kept|attend(?:ed|s)?|seen|visible|valid|real|allowed|(?:may|can|to) (?:be )?(?:attend|see)\w*"
 MEANS = r"\bTrue\b(?:`|\s|=|:|-|->|means?|marks?|where|is|are|for|at|in|a|an|the|may|be|positions?|tokens?|keys?|to)*"
 

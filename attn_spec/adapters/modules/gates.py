@@ -38,7 +38,9 @@ def settle(f: ModuleFunction) -> None:
         f.gated = False
         f.projections = f._projections(f.module)
         return
-    f.facts.append(("gate", Finding(gate.name, "measured", "a sigmoid on the heads' outputs: held open for q, k and v")))
+    f.facts.append(
+        ("gate", Finding(gate.name, "measured", "a sigmoid on the heads' outputs: held open for q, k and v"))
+    )
 
 
 def _under(f: ModuleFunction, logits: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

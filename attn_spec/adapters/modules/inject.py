@@ -134,6 +134,7 @@ def marked(batch: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
         x[..., 1] = torch.arange(length)[None]
     return x
 
+
 OPEN = 100.0  # whose sigmoid is 1 in every dtype, and that of its opposite 0
 
 

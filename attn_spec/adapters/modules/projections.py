@@ -102,7 +102,20 @@ BIASES = {  # a bare parameter that is added to what a projection gives
 }
 
 
-GATES = ("g", "gate", "g_proj", "gate_proj", "linear_g", "to_gate", "to_gates", "wg", "w_g", "w_gate", "gating", "gates")
+GATES = (
+    "g",
+    "gate",
+    "g_proj",
+    "gate_proj",
+    "linear_g",
+    "to_gate",
+    "to_gates",
+    "wg",
+    "w_g",
+    "w_gate",
+    "gating",
+    "gates",
+)
 GATES += ("gate_linear", "linear_gate", "output_gate", "out_gate", "attn_gate", "g_linear", "fc_gate", "gate_layer")
 
 

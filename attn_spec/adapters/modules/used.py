@@ -48,8 +48,8 @@ def matrices(
         if p.bias is None and len(p.role) > 1:
             _enter_parts(out, module, p)
     if found.gate is not None:
-        runs = [given for which, given, _, _ in watch.seen if which[0].role == "g"]
-        if len(runs) != 1 or not _same_rows(runs[0], x) or id(found.gate.weight) not in owners:
+        logits_of = [given for which, given, _, _ in watch.seen if which[0].role == "g"]
+        if len(logits_of) != 1 or not _same_rows(logits_of[0], x) or id(found.gate.weight) not in owners:
             return {}
         gate = found.gate.weight.detach().mT
         out["g"] = gate if gate.shape[1] != sizes.heads else gate.repeat_interleave(sizes.v_dim, 1)
