@@ -61,7 +61,8 @@ def test_tensors_of_what_is_returned_by_name() -> None:
     assert [x is y for x, y in zip(flat(Returned(one, two)), (two, one), strict=True)] == [True, True]
     assert [x is y for x, y in zip(flat({"attention": one, "output": two}), (two, one), strict=True)] == [True, True]
     assert [x is y for x, y in zip(flat(Named(one, two)), (one, two), strict=True)] == [True, True]
-    assert flat(Returned) == [] and flat(Returned(None, two))[0] is two  # type: ignore[arg-type]
+    assert flat(Returned) == []
+    assert flat(Returned(None, two))[0] is two  # type: ignore[arg-type]
 
 
 class Plain(nn.Module):

@@ -21,7 +21,12 @@ def kept_weights(f: ModuleFunction) -> str:
         return ""
     for owner in f.built(f.sizes, torch.float32).modules():
         for name, value in vars(owner).items():
-            if isinstance(value, Tensor) and value.dim() >= 3 and value.shape[-1] == LENGTH:
-                if bool(((value.double().sum(-1) - 1).abs() < 1e-4).all() and (value >= 0).all()):
-                    return name
+            if isinstance(value, Tensor) and _are_weights(value, LENGTH):
+                return name
     return ""
+
+
+def _are_weights(x: Tensor, length: int) -> bool:
+    if x.dim() < 3 or x.shape[-1] != length:
+        return False
+    return bool(((x.double().sum(-1) - 1).abs() < 1e-4).all() and (x >= 0).all())

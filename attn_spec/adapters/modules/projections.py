@@ -100,23 +100,10 @@ BIASES = {  # a bare parameter that is added to what a projection gives
     "qkv": ("in_proj_bias", "b_qkv", "qkv_bias", "bqkv"),
     "kv": ("b_kv", "kv_bias", "bkv"),
 }
-
-
-GATES = (
-    "g",
-    "gate",
-    "g_proj",
-    "gate_proj",
-    "linear_g",
-    "to_gate",
-    "to_gates",
-    "wg",
-    "w_g",
-    "w_gate",
-    "gating",
-    "gates",
+GATES = (  # of the logits of a gate on the heads' outputs
+    *("g", "gate", "g_proj", "gate_proj", "linear_g", "to_gate", "to_gates", "wg", "w_g", "w_gate", "gating", "gates"),
+    *("gate_linear", "linear_gate", "output_gate", "out_gate", "attn_gate", "g_linear", "fc_gate", "gate_layer"),
 )
-GATES += ("gate_linear", "linear_gate", "output_gate", "out_gate", "attn_gate", "g_linear", "fc_gate", "gate_layer")
 
 
 @dataclass(frozen=True, eq=False)
