@@ -23,7 +23,7 @@ def laid(x: Tensor, layout: str) -> Tensor:
         return x.mT.contiguous()
     if layout == "BCHW":
         pixels = x.mT.contiguous()  # as images are; torch 2.13 dies in the backward pass of a GroupNorm on others
-        return pixels.unflatten(2, (rows_of(x.shape[1]), -1)) if x.shape[1] else pixels[:, :, None]
+        return pixels.reshape(*pixels.shape[:2], rows_of(x.shape[1]), -1) if x.shape[1] else pixels[:, :, None]
     return x
 
 
