@@ -33,7 +33,7 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     if f.multihead or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
         why = "nn.MultiheadAttention's names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
-    found |= documented(f.module)
+    found |= {} if f.by_mask else documented(f.module)
     built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
         found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
@@ -57,7 +57,8 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
 
 
 HIDDEN = (
-    r"hid(?:den|es?)|mask(?:ed|s)(?: out)?|ignored?|pad(?:ded|ding|s)?|blocked|excluded|not (?:be )?(?:attend|seen)\w*"
+    r"hid(?:den|es?)|mask(?:ed|s)(?: out)?|ignored?|pad(?:ded|ding|s)?|blocked|excluded"
+    r"|not (?:be )?(?:attend|seen|allowed)\w*"
 )
 SEEN = r"keep|kept|attend(?:ed|s)?|seen|visible|valid|real|allowed|(?:may|can|to) (?:be )?(?:attend|see)\w*"
 MEANS = r"\bTrue\b(?:`|\s|=|:|-|->|means?|marks?|where|is|are|for|at|in|a|an|the|may|be|positions?|tokens?|keys?|to)*"
@@ -75,7 +76,7 @@ def documented(module: nn.Module) -> dict[str, Finding]:
         padding = re.search(r"\w*pad\w*mask|\w*key_mask", clause)
         if padding:
             told["padding_polarity"].add(value)
-        if not padding or re.search(r"mask", re.sub(r"\w*(?:pad|key_)\w*", "", clause)):
+        if re.search(r"mask", re.sub(r"\w*(?:pad|key_)\w*", "", clause)):
             told["polarity"].add(value)
     return {
         name: Finding(next(iter(values)), "assumed", "a docstring says what True means")
