@@ -14,7 +14,7 @@ from attn_spec.conventions import ROLES
 SIZE_WORDS = ("$hidden", "$heads", "$kv_heads", "$head_dim", "$v_dim", "$context", "$kv_hidden")
 CONSTRUCT_WORDS = (*SIZE_WORDS, "$softcap", "$window", "$alibi", "$sinks")
 CALL_WORDS = (*SIZE_WORDS, "$positions", "$cos", "$sin", "$identity_rotation")
-CLAIMS = ("autocast", "batch-invariant", "deterministic", "export", "fake-tensors", "fullgraph", "vmap")
+CLAIMS = ("autocast", "batch-invariant", "deterministic", "export", "fake-tensors", "fullgraph", "threads", "vmap")
 PROJECTIONS = ("q", "k", "v", "o", "qkv", "kv")
 
 

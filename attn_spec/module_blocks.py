@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -157,6 +158,8 @@ def run(
         core = dataclasses.replace(core, settle=settled)
     trace = blocks.run(arguments, meaning, core)
     y = f.join(trace.output)
+    if "g" in weights:
+        y = y * torch.sigmoid(project(x, weights["g"], weights.get("g_bias")))
     if "o" in weights:
         y = f.emerge(y, weights["o"], weights.get("o_bias"))
     return f.finish(y, x), trace.weights

@@ -5,6 +5,7 @@ through the softmax to first order and through the output projection in full.
 
     dq = (gamma(n) + 2u) (|x| |W| + |b|), dk and dv alike
     ds = |scale| (dq |k|' + |q| dk'),  do = [p (exp(ds + sum p ds) - 1)] |v| + p dv + (the bound of attention itself)
+    dg = dz / 4 + 4u g  for a gate g = sigmoid(z) on o, where there is one
     dy = do |W_o| + (gamma(m) + 2u) (|o| |W_o| + |b_o|)
 """
 
@@ -87,6 +88,8 @@ def answer(
     bound = right.bounds.output + (p * torch.expm1(spread)) @ v.abs() + p @ dv
     d_weights = right.bounds.weights + p * torch.expm1(spread)
     merged, d_merged = (y.transpose(1, 2).flatten(2) for y in (right.output, bound))
+    if "g" in weights:
+        merged, d_merged = _gated(merged, d_merged, xs["q"], weights, u, u_acc)
     if "o" not in weights:
         return Whole(merged, d_merged, p, d_weights)
     w, b = weights["o"], weights.get("o_bias")
@@ -94,3 +97,17 @@ def answer(
     size = merged.abs() @ w.abs() + (0.0 if b is None else b.abs())
     d_output = d_merged @ w.abs() + (gamma(w.shape[0], u_acc) + 2 * u) * size
     return Whole(output, d_output, p, d_weights)
+
+
+def _gated(
+    merged: Tensor, bound: Tensor, x: Tensor, weights: Mapping[str, Tensor], u: float, u_acc: float
+) -> tuple[Tensor, Tensor]:
+    """The heads' outputs times the sigmoid of x W_g + b_g, and their bound: a sigmoid is no steeper than 1/4."""
+    w, b = weights["g"], weights.get("g_bias")
+    logits, size = x @ w, x.abs() @ w.abs()
+    if b is not None:
+        logits, size = logits + b, size + b.abs()
+    gate = torch.sigmoid(logits)
+    d_gate = (gamma(w.shape[0], u_acc) + 2 * u) * size / 4 + 4 * u * gate
+    output = merged * gate
+    return output, bound * (gate + d_gate) + merged.abs() * d_gate + 2 * u * output.abs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -339,12 +340,21 @@ def at_rest(signature: Signature, fixed: Mapping[str, Any], head_dim: int) -> di
     return {**values, **fixed}
 
 
+# what the output is called among other things that are returned by name
+OUTPUTS = ("output", "attn_output", "attention_output", "out", "hidden_states", "last_hidden_state", "hidden", "y")
+
+
 def flat(returned: Any) -> list[Tensor]:
-    """The tensors of a returned tuple, list, dict or dataclass, in order."""
+    """The tensors of a returned tuple, list, mapping or dataclass, in order; what is named as the output first."""
     if isinstance(returned, Tensor):
         return [returned]
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, (type, Mapping)):
+        returned = {f.name: getattr(returned, f.name, None) for f in dataclasses.fields(returned)}
+    elif hasattr(returned, "_asdict"):  # a named tuple
+        returned = returned._asdict()
     if isinstance(returned, Mapping):
-        returned = list(returned.values())
+        named = next((name for name in OUTPUTS if isinstance(returned.get(name), Tensor)), None)
+        returned = [*([] if named is None else [returned[named]]), *(x for n, x in returned.items() if n != named)]
     if isinstance(returned, (tuple, list)):
         return [t for t in returned if isinstance(t, Tensor)]
     return []

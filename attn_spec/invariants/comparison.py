@@ -128,6 +128,17 @@ def evidence(worst: Worst) -> dict[str, object]:
     }
 
 
+LOGITS = "what it returns beside its output are the logits before the softmax"
+
+
+def are_logits(x: Tensor, weights: Tensor) -> bool:
+    """Whether what is returned beside an output are the numbers whose softmax the weights are: to be looked at too."""
+    p, x = weights.double(), x.double()
+    if x.shape != p.shape or not x.numel() or bool(((x.sum(-1) - 1).abs() < 0.1).all()):
+        return False
+    return bool(((torch.softmax(x, dim=-1) - p).abs() < 0.02).all())
+
+
 def same(got: Tensor, expected: Tensor, bound: Tensor) -> Worst:
     """Where two outputs that should be equal are furthest apart, each being within `bound` of the same number."""
     return tolerance.worst(got, expected.double(), 2 * bound)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attn_spec.adapters import running
 from attn_spec.adapters.implementation import Implementation
+from attn_spec.adapters.modules.kept import kept_weights
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.interpreter import interpreted
 from attn_spec.invariants.asked import Asked, ask
@@ -316,7 +317,8 @@ def threads(implementation: Implementation, problem: Problem) -> None:
     """f(a), f(b), ... in threads of their own, again and again: what each gives alone
 
     Why: servers and data loaders call one model from many threads; what is kept on it is shared by all.
-    Example: one buffer for the scores; the mask of the call left in a global for another function to read.
+    Example: one buffer for the scores; the mask of the call left in a global for another function to read. That a
+    module keeps its weights for the looker-on is an advisory, and red where `threads` is claimed.
     """
     _needs_compiled_kernels()
     module = getattr(implementation.adapter, "module", None)
@@ -335,11 +337,21 @@ def threads(implementation: Implementation, problem: Problem) -> None:
         if found is None:
             continue
         because = f"called by {len(asked)} threads at once"
+        kept = kept_weights(module) if module is not None and calls is unmasked and _apart(asked, found) else ""
+        if kept:
+            said = f"{because} it reads back what other calls left in self.{kept}, which is kept to be looked at"
+            _unpromised(implementation, "threads", said, merge, Advisory)
         if found["raised"]:
             raise Violation(f"{because}: raises {found['raised']}", merge=merge)
         for one, got, expected in zip(asked, found["beside"], found["alone"], strict=True):
             hint = "keep nothing of a call outside of it: no buffer, no attribute, no global"
             require_within(one.compare(got, expected), "output", because=because, merge=merge, hint=hint)
+
+
+def _apart(asked: list[Any], found: dict[str, Any]) -> bool:
+    """Whether a call in company raised, or gave what it does not give alone."""
+    rows = zip(asked, found["beside"], found["alone"], strict=False)
+    return bool(found["raised"]) or not all(one.compare(got, expected).holds for one, got, expected in rows)
 
 
 @law("ATN1228", "batch-invariant", "What a sample or a query gives alone it gives in company, to the bit (if claimed)")

@@ -13,7 +13,7 @@ from torch import Tensor
 from attn_spec import tolerance, whole
 from attn_spec.adapters.implementation import Implementation
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
-from attn_spec.invariants.comparison import difference, evidence, needs_plain, require_within, same
+from attn_spec.invariants.comparison import LOGITS, are_logits, difference, evidence, needs_plain, require_within, same
 from attn_spec.law import Advisory, Refused, Unsupported, Violation, law
 from attn_spec.problem import Problem
 from attn_spec.tolerance import roundoff
@@ -126,6 +126,8 @@ def module_weights(implementation: Implementation, problem: Problem) -> None:
                 evidence={"expected": list(expected.shape), "received": list(x.shape)},
                 merge="weights-shape",
             )
+        if are_logits(x, expected):
+            raise Unsupported(LOGITS)
         require_within(tolerance.worst(x, expected, bound), "weights", merge="returned-weights")
 
 
@@ -226,6 +228,8 @@ def token_order(implementation: Implementation, problem: Problem) -> None:
     call = hidden_call(implementation, problem)
     if implementation.conventions.causal.value == "always" or call.positional:
         raise Unsupported("it knows of positions")
+    if call.positions_unseen:
+        raise Unsupported("a black box whose source speaks of positions")
     perm = torch.randperm(call.x.shape[1], generator=torch.Generator().manual_seed(problem.seed + 5))
     worst = close(call, _run(call, call.x[:, perm]), _run(call)[:, perm])
     require_within(worst, "output", because="the tokens in another order")
@@ -312,7 +316,8 @@ def gradients_reach_weights(implementation: Implementation, problem: Problem) ->
     """
     call = hidden_call(implementation, problem)
     grads = call.gradients()
-    dead = [name for name, grad in grads.items() if float(grad) == 0 or (float(grad) < 0 and not call.optional_context)]
+    unused = {name for name, grad in grads.items() if float(grad) < 0 and not call.optional_context}
+    dead = [name for name, grad in grads.items() if float(grad) == 0 or (name in unused and not call.waits(name))]
     if dead:
         raise Violation(
             f"{' and '.join(dead)} {'gets' if len(dead) == 1 else 'get'} no gradient from the output",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attn_spec.adapters.implementation import GlobalState, Implementation
 from attn_spec.adapters.modules.core import one_sample
 from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, order_of, silent_biases
+from attn_spec.adapters.modules.layouts import CHANNELS_FIRST
 from attn_spec.adapters.modules.projections import Projection
 from attn_spec.adapters.modules.variants import taken_from
 from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
@@ -93,6 +94,10 @@ class CoreScript(ModuleScript):
         self.module, self.found = module, f._projections(module)
         self.batch = 1 if f.input == "SD" else len(a.q)
         q, k, v = (x[: self.batch] for x in (a.q, a.k, a.v))
+        if self.found.gate is not None:
+            raise NotWritten("a gate that is held open")
+        if f.input in CHANNELS_FIRST:
+            raise NotWritten("hidden states whose channels come first")
         self.widths = f.widths(module, self.sizes)
         inputs = f._inputs(module, self.sizes, self.batch, *self.lengths, a.q.dtype, marked)
         noting = Noting(

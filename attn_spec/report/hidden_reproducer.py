@@ -16,6 +16,7 @@ from attn_spec.adapters.implementation import GlobalState, Implementation
 from attn_spec.adapters.modules.building import draw_weights
 from attn_spec.adapters.modules.core import one_sample
 from attn_spec.adapters.modules.hidden import HiddenCall, hidden_call
+from attn_spec.adapters.modules.layouts import CHANNELS_FIRST
 from attn_spec.adapters.modules.variants import taken_from
 from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
 from attn_spec.engine import CheckResult
@@ -58,6 +59,8 @@ class HiddenScript(AnswerScript):
         if self.f.instance is None:
             draw_weights(self.found)
         self.module = self.module.to(self.hidden.x.dtype).eval().requires_grad_(False)
+        if self.f.input in CHANNELS_FIRST:
+            raise NotWritten("hidden states whose channels come first")
         self.output = "{}"
         self.expected: Tensor | None = None
         before = GlobalState()

@@ -1,6 +1,7 @@
 """Modules on hidden states: which problems each law is tried on. Collected for modules only."""
 
 from attn_spec.invariants import modules as law
+from attn_spec.invariants.pairs import pair_bias
 from attn_spec.masks import Bias, Causal, Delivery, KeyPadding, Visible
 from attn_spec.problem import Problem
 from attn_spec.suites.suite import both, tries
@@ -34,6 +35,7 @@ test_batch_mask = tries(
 test_context_read = tries(law.context_read, PLAIN, SQUARE, GROUPED)
 test_projections_apart = tries(law.projections_apart, PLAIN)
 test_rotated_alike = tries(law.rotated_alike, PLAIN, GROUPED)
+test_pair_bias = tries(pair_bias, PLAIN)
 test_token_order = tries(law.token_order, PLAIN, SQUARE)
 test_module_no_future_leak = tries(
     law.module_no_future_leak, CAUSAL, CAUSAL.replace(q_len=33, kv_len=33), CAUSAL.replace(batch=3, q_len=3, kv_len=3)

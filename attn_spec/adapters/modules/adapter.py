@@ -102,6 +102,12 @@ class ModuleAdapter(FunctionAdapter):
     def result(self, returned: Any, arguments: Arguments) -> Result:
         result = super().result(returned, arguments)
         b, _, q_len, kv_len = arguments.sizes
+        if (
+            self.conventions.empty_rows.value != "nan"
+            and "bool" in self.forms
+            and _nan_as_given(result, arguments, self.three_axes)
+        ):
+            raise Unsupported("a row of its additive mask that is -inf throughout gives NaN, as it was given")
         averaged = any(x.shape == (b, q_len, kv_len) for x in flat(returned)[1:])
         if arguments.returns == "weights" and result.weights is None and averaged:
             raise Unsupported("weights are returned as their average over the heads")
@@ -204,6 +210,20 @@ def _holds_the_lowest(mask: Tensor | None) -> bool:
     if mask is None or not mask.is_floating_point() or not bool(mask.isfinite().all()):
         return False
     return bool((mask <= torch.finfo(mask.dtype).min).any())
+
+
+def _nan_as_given(result: Result, arguments: Arguments, three_axes: bool) -> bool:
+    """Whether the output is NaN in the rows alone whose additive mask is -inf throughout, and there are some."""
+    mask, (b, h, q_len, kv_len) = arguments.mask, arguments.sizes
+    if arguments.form != "additive" or mask is None or result.output.shape[:3] != (b, h, q_len):
+        return False
+    if mask.dim() == 3:
+        mask = mask[:, None] if three_axes else mask[None]
+    if mask.dim() not in (2, 4) or not kv_len:
+        return False
+    empty = (mask == -torch.inf).all(-1).expand(b, h, q_len)
+    broken = result.output.detach().isnan()
+    return bool(empty.any()) and torch.equal(broken.any(-1), empty) and torch.equal(broken.all(-1), empty)
 
 
 def _empties(arguments: Arguments) -> bool:

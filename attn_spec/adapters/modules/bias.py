@@ -59,7 +59,12 @@ def _weights(f: ModuleFunction, seed: int, named: dict[str, object]) -> Tensor |
     s, g = f.sizes, torch.Generator().manual_seed(seed)
     q = torch.zeros(2, s.heads, LENGTH, s.head_dim)
     k = torch.randn(2, s.kv_heads, LENGTH, s.head_dim, generator=g)
-    columns = []
+    return weights_of(f, q, k, named)
+
+
+def weights_of(f: ModuleFunction, q: Tensor, k: Tensor, named: dict[str, object]) -> Tensor | None:
+    """The weights [2, H, S, S] that q and k [2, H, S, D] give, S = LENGTH; None where shapes are wrong."""
+    s, columns = f.sizes, []
     for start in range(0, LENGTH, s.v_dim):
         v = torch.zeros(2, s.kv_heads, LENGTH, s.v_dim)
         for n in range(start, min(start + s.v_dim, LENGTH)):

@@ -13,13 +13,13 @@ from torch import nn
 from attn_spec.adapters.modules import projections
 from attn_spec.adapters.modules.construct import READINGS, Constructor, Sizes, sizes_of
 from attn_spec.adapters.modules.merged import merge
-from attn_spec.adapters.modules.projections import Projection, Projections
+from attn_spec.adapters.modules.projections import Projection, Projections, is_pointwise
 from attn_spec.adapters.modules.usable import require_usable
 from attn_spec.adapters.modules.variants import without_sinks
 from attn_spec.adapters.signature import TargetError
 from attn_spec.law import Unsupported
 
-HEAD_DIMS = (12, 16, 64)  # channels of a head to build the first one with; some take powers of two alone
+HEAD_DIMS = (12, 16, 32, 64)  # channels of a head to build the first one with; some take powers of two alone
 KEPT = 24  # modules that are kept, by size
 
 
@@ -31,6 +31,8 @@ class Building:
     """
 
     redraws = True
+    gated = True  # whether what has the name of a gate may be one
+    step = 1  # what the channels of a head are a multiple of
 
     def __init__(self, target: Any, name: str, declared: Mapping[str, Any]) -> None:
         self.declared, self.__name__, self.target = dict(declared), name, target
@@ -62,6 +64,8 @@ class Building:
         for head_dim in HEAD_DIMS:
             v_dim = 10 if "v_dim" in self.roles and head_dim == HEAD_DIMS[0] else head_dim
             wanted = Sizes(heads, 2 if grouped and heads > 1 else heads, head_dim, v_dim, 128)
+            if head_dim != HEAD_DIMS[0] and self._builds_somehow(wanted):
+                self.step = self._smallest_step(wanted)
             errors: list[TargetError] = []
             for reading in range(len(READINGS)):
                 sizes = self._read(wanted, reading)
@@ -87,6 +91,15 @@ class Building:
         self.reading = next(n for n in (1, 0, 3, 2) if self._builds(self._read(wanted, n)))
         sizes = self._read(wanted, self.reading)
         return sizes, self._make_new(sizes)
+
+    def _smallest_step(self, sizes: Sizes) -> int:
+        """Of which number of channels a head must have a multiple: some norms take groups of 8 or 32 alone."""
+        one = replace(sizes, heads=1, kv_heads=1) if "heads" in self.roles else sizes
+        steps = (n for n in (2, 4, 8, 16, 32) if self._builds_somehow(replace(one, head_dim=n, v_dim=n)))
+        return next(steps, sizes.head_dim)
+
+    def _builds_somehow(self, sizes: Sizes) -> bool:
+        return any(self._builds(self._read(sizes, reading)) for reading in range(len(READINGS)))
 
     def _heads_unasked(self) -> int:
         """How many heads it has where nothing asks how many: by its attributes, or by how many have projections."""
@@ -157,7 +170,14 @@ class Building:
         return module
 
     def _projections(self, module: nn.Module) -> Projections:
-        return projections.find(module, self.declared.get("projections"))
+        found = projections.find(module, self.declared.get("projections"))
+        return found if self.gated else replace(found, gate=None)
+
+    def become_black_box(self) -> None:
+        """Judge it on hidden states alone from now on: none of its parameters counts as a projection."""
+        self.declared["projections"] = {}
+        self.projections = Projections()
+        self.forget()
 
     def fit(self, heads: int, kv_heads: int, head_dim: int, v_dim: int) -> tuple[int, int, int, int]:
         """The nearest sizes that it can be built for."""
@@ -166,6 +186,8 @@ class Building:
             return s.heads, s.kv_heads, s.head_dim, s.v_dim
         if "heads" not in self.roles:
             heads = self.sizes.heads
+        if "v_dim" not in self.roles:
+            head_dim = -(-head_dim // self.step) * self.step
         kv_heads = self.kv_fixed or (kv_heads if "kv_heads" in self.roles and heads % kv_heads == 0 else heads)
         return heads, kv_heads, head_dim, v_dim if "v_dim" in self.roles else head_dim
 
@@ -279,7 +301,10 @@ def _given_sides(p: Projection, sizes: Sizes) -> list[int]:
     """The sides of a projection's weight that may be what it is given: both, where neither is what it gives."""
     h, hkv = (1, 1) if p.head is not None else (sizes.heads, sizes.kv_heads)
     parts = {"q": h * sizes.head_dim, "k": hkv * sizes.head_dim, "v": hkv * sizes.v_dim}
-    sides, own = list(p.weight.shape), sum(parts[name] for name in p.role)
+    sides, own = (
+        list(p.weight.shape[:2] if is_pointwise(p.weight) else p.weight.shape),
+        sum(parts[name] for name in p.role),
+    )
     if own in sides:
         sides.remove(own)
     return sides

@@ -20,8 +20,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "head_dim": ("head_dim", "dim_head", "d_head", "head_size", "d_k", "d_kv", "kv_channels", "dim_key", "d_qk"),
     "v_dim": ("d_out_v", "v_head_dim", "dim_value", "value_dim", "d_v", "dim_v", "v_dim"),
-    "qk_out": ("d_out_kq", "d_out_qk"),
-    "out": ("d_out", "out_dim", "dim_out", "output_dim", "out_features"),
+    "qk_out": ("d_out_kq", "d_out_qk", "d_kq", "kq_dim", "qk_dim", "dim_qk", "dim_kq"),
+    "out": ("d_out", "out_dim", "dim_out", "output_dim", "out_features", "out_channels"),
     "kv_hidden": ("d_context", "context_dim", "kv_dim", "cross_attention_dim", "dim_context", "encoder_dim"),
     "context": (
         *("context_length", "block_size", "max_seq_len", "max_position_embeddings", "n_ctx", "max_len", "seq_len"),

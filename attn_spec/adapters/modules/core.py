@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.function import flat
-from attn_spec.adapters.modules import bias, fused, variants
+from attn_spec.adapters.modules import bias, fused, layouts, variants
 from attn_spec.adapters.modules.building import Building
 from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, silent_biases, uncompiled
+from attn_spec.adapters.modules.inject import OPEN, Inject, NotInjected, marked, silent_biases, uncompiled
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
+from attn_spec.adapters.modules.temperature import Temperature
 from attn_spec.conventions import Finding
 from attn_spec.law import Unsupported, Violation
 
@@ -74,6 +75,8 @@ class ModuleFunction(Building):
     multihead = False  # whether it is torch's own nn.MultiheadAttention
     by_mask = False  # whether a causal triangle goes in as a mask, as transformers does
     bool_mask = ""  # what True means where its mask is bool: "hidden" or "seen"
+    temperature: Temperature | None = None  # the learned number that multiplies normalised q.k
+    gate = OPEN  # the logits that its gate gets between the projections
     resets = ""  # the method that empties it, where each call goes on from the one before
     biased = ""  # the bias by position of its own that it adds: "alibi" where names say so, "by position", or nothing
     softcap = 0.0  # of each call, where it is none of a call's
@@ -136,12 +139,22 @@ class ModuleFunction(Building):
         found = arrived(self, q, k, v)
         if found is None:
             raise Unsupported("q and k can't be seen where they meet")
+        if self.temperature is not None:
+            q_seen, k_seen = found
+            factor = self.temperature.of(self.built(self._sizes_like(q, k, v), q.dtype)).double()
+            return [q_seen.double() * factor.reshape(-1, 1, 1) * q.shape[-1] ** 0.5, k_seen.double()]
         return list(found)
 
     def own_bias(self, q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
         """What it adds to the scores of a call of these shapes by itself [1, H, Sq, Sk]."""
         flag = self.forward.roles.get("causal", "is_causal" if self.causal_by else "")
         return bias.observed(self, q, k, v, {**({flag: False} if flag else {}), **named})
+
+    def _sizes_like(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        causal = False if self._causal_of_constructor else None
+        return self.sizes_for(
+            q.shape[1], k.shape[1], q.shape[3], v.shape[3], max(q.shape[2], k.shape[2]), causal=causal
+        )
 
     def _causal(self, named: dict[str, Any]) -> bool | None:
         """The causal flag that goes to the constructor; None where the constructor has none."""
@@ -162,13 +175,13 @@ class ModuleFunction(Building):
         b, h, q_len, _ = q.shape
         fill = self.orders.fill(q, k, v, found)
         inputs = self._inputs(module, sizes, b, q_len, k.shape[2], q.dtype, marked)
-        meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD")
+        meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD", gate=self.gate)
         with silent_biases(found), uncompiled(), meeting:
             returned = self._call(module, sizes, inputs, named, q)
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")
         tensors = self.tensors(returned)
-        merged = meeting.merged if meeting.merged is not None else tensors[0]
+        merged = meeting.merged if meeting.merged is not None else layouts.unlaid(tensors[0], self.input)
         return [self.orders.heads_of(merged, meeting, (b, h, q_len, v.shape[3]), self.input), *tensors[1:]]
 
     def tensors(self, returned: Any) -> list[Tensor]:
@@ -201,13 +214,13 @@ class ModuleFunction(Building):
         return {forward.inputs[0]: x}
 
     def _laid(self, x: Tensor) -> Tensor:
-        return x.transpose(0, 1) if self.input == "SBD" else x[0] if self.input == "SD" else x
+        return layouts.laid(x, self.input)
 
     def _call(
         self, module: nn.Module, sizes: Sizes, inputs: dict[str, Tensor], named: dict[str, Any], like: Tensor
     ) -> Any:
         """Call forward with the inputs, what is asked for, and what each call gets."""
-        length = next(iter(inputs.values())).shape[0 if self.input in ("SBD", "SD") else 1]
+        length = layouts.length(next(iter(inputs.values())), self.input)
         zeros = self.forward.zeros(next(iter(inputs.values())))
         given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **zeros, **named}
         if self.multihead:
@@ -312,9 +325,7 @@ class ModuleFunction(Building):
             ]
             return [torch.stack(parts) for parts in zip(*each, strict=True)]
         returned = self._whole(module, sizes, x, context, named)
-        if self.input == "SBD":
-            returned[0] = returned[0].transpose(0, 1)
-        return returned
+        return [layouts.unlaid(returned[0], self.input), *returned[1:]]
 
     def run_as_is(self, x: Tensor, context: Tensor | None = None, *, sizes: Sizes, **named: Any) -> Any:
         """As `whole`, and gives what the module returns as it is."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attn_spec.adapters.modules.core import ModuleFunction
 
 BY_LENGTH = ("context_length", "block_size", "context_size", "n_ctx", "ctx_len")  # constructor names that imply causal
-TRIANGLE = r"\b(tril|triu)\s*\(|is_causal\s*=\s*True|causal\s*=\s*True"
+TRIANGLE = r"\b(tril|triu)_?\s*\(|is_causal\s*=\s*True|causal\s*=\s*True"
 # positions of keys beside those of queries, of which one has an axis more: `j <= i[:, None]`
 COMPARED = r"\w+ (?:<=?|>=?) (?!len|size)\w+(?:\[0\])?\[(?::|\.\.\.), None\]"
 
@@ -36,6 +36,7 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     if f.multihead or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
         why = "nn.MultiheadAttention's names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
+    found |= {} if f.by_mask else documented(f.module)
     built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
         found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")
@@ -56,6 +57,35 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
             "never", "assumed", "treated as bidirectional: no flag, no triangle, no name says causal"
         )
     return found
+
+
+HIDDEN = (
+    r"hid(?:den|es?)|mask(?:ed|s)(?: out)?|ignored?|pad(?:ded|ding|s)?|blocked|excluded"
+    r"|not (?:be )?(?:attend|seen|allowed)\w*"
+)
+SEEN = r"keep|kept|attend(?:ed|s)?|seen|visible|valid|real|allowed|(?:may|can|to) (?:be )?(?:attend|see)\w*"
+MEANS = r"\bTrue\b(?:`|\s|=|:|-|->|means?|marks?|where|is|are|for|at|in|a|an|the|may|be|positions?|tokens?|keys?|to)*"
+
+
+def documented(module: nn.Module) -> dict[str, Finding]:
+    """The polarity of bool masks that the docstrings of a module state: "True = hidden", "True where padded"."""
+    told: dict[str, set[str]] = {"polarity": set(), "padding_polarity": set()}
+    words = [inspect.getdoc(owner) or "" for owner in (type(module), type(module).forward) if owner.__doc__]
+    for clause in re.split(r"[;.\n]", "\n".join(words)):
+        found = re.search(rf"{MEANS}\b(?:({HIDDEN})|({SEEN}))\b", clause)
+        if found is None:
+            continue
+        value = "masked" if found.group(1) else "attend"
+        padding = re.search(r"\w*pad\w*mask|\w*key_mask", clause)
+        if padding:
+            told["padding_polarity"].add(value)
+        if re.search(r"mask", re.sub(r"\w*(?:pad|key_)\w*", "", clause)):
+            told["polarity"].add(value)
+    return {
+        name: Finding(next(iter(values)), "assumed", "a docstring says what True means")
+        for name, values in told.items()
+        if len(values) == 1
+    }
 
 
 def _why_causal(f: ModuleFunction) -> str:

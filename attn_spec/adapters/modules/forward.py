@@ -281,6 +281,8 @@ def _inputs(parameters: list[inspect.Parameter], by_name: Mapping[str, str]) -> 
     first = next((p.name for p in parameters if p.name in INPUTS), parameters[0].name)
     rest = [p for p in parameters if p.name != first]
     context = next((p for p in rest if p.name in CONTEXTS), None)
+    if context is None and rest and rest[0].name == "c" and rest[0].default is inspect.Parameter.empty:
+        context = rest[0]
     if context is None and triple[0] and triple[1]:  # query and key, the values from the keys
         context = next(p for p in rest if p.name == triple[1])
     return (first,), context.name if context else "", bool(context and context.default is context.empty)

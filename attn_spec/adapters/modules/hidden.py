@@ -86,6 +86,36 @@ class HiddenCall:
         return bool(self._module.forward.context) and not self._module.forward.context_required
 
     @property
+    def pairs(self) -> tuple[str, int]:
+        """The argument that takes a representation of pairs of tokens, and its width; ("", 0) where there is none.
+
+        It may be left out, has `pair` in its name, and the width is that of a layer that it goes through.
+        """
+        from attn_spec.adapters.modules.expected import code_of
+
+        f = self._module
+        names = [n for n in f.forward.left if "pair" in n.lower() and f.forward.defaults.get(n, 0) is None]
+        code = code_of(f.module)
+        layers = dict(f.built(self.sizes, torch.float32).named_modules())
+        for name in names:
+            for layer in re.findall(rf"self\.(\w+)\({re.escape(name)}\b", code):
+                width = getattr(layers.get(layer), "in_features", 0)
+                width = width or next(iter(getattr(layers.get(layer), "normalized_shape", ())), 0)
+                if width:
+                    return name, int(width)
+        return "", 0
+
+    def waits(self, name: str) -> bool:
+        """Whether a parameter is used on an argument that may be left out, and was: `self.linear_b(pair)`."""
+        from attn_spec.adapters.modules.expected import code_of
+
+        f = self._module
+        left = [n for n in f.forward.left if f.forward.defaults.get(n, 0) is None]
+        owner = re.sub(r"\.(weight|bias)$", "", name).rpartition(".")[2]
+        lines = code_of(f.module).splitlines()
+        return any(re.search(rf"\.{re.escape(owner)}\b.*\b{re.escape(n)}\b", line) for n in left for line in lines)
+
+    @property
     def residual(self) -> bool:
         """Whether the output is to be added to the hidden states."""
         return self.has_output_projection and "out" not in self._module.roles
@@ -93,6 +123,14 @@ class HiddenCall:
     @property
     def positional(self) -> bool:
         return bool(self.like.causal) or self.like.mask is not None
+
+    @property
+    def positions_unseen(self) -> bool:
+        """Whether it is a black box that may rotate or add positions of its own, by what its source says."""
+        from attn_spec.adapters.modules.expected import code_of
+
+        words = r"arange|rope|rotary|rotate|position|freqs|\bsin\("
+        return not self._module.projections.whole and bool(re.search(words, code_of(self._module.module)))
 
     @property
     def shared_projections(self) -> list[str]:

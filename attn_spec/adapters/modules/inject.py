@@ -54,6 +54,14 @@ def _place(x: Tensor) -> int:
         return 0
 
 
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")  # of kernel 1: projections of [B, C, S] or [B, C, H, W]
+
+
+def tokens(x: Tensor) -> Tensor:
+    """[B, C, S], [B, C, H, W] -> [B, S, C], H * W tokens row by row."""
+    return x.flatten(2).mT
+
+
 @dataclass(eq=False)
 class Met(TorchFunctionMode):
     """Meets the projections of a module. Subclasses say what becomes of what they give."""
@@ -63,7 +71,8 @@ class Met(TorchFunctionMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        for p in self.projections.found:
+        gate = self.projections.gate
+        for p in (*self.projections.found, *([] if gate is None else [gate])):
             self.places.setdefault(p.weight.untyped_storage().data_ptr(), []).append(p)
 
     def __torch_function__(
@@ -84,6 +93,9 @@ class Met(TorchFunctionMode):
         result = func(*args, **kwargs)
         if given is None or not isinstance(result, Tensor):
             return result
+        if name in CONVOLUTIONS and result.dim() > 2:
+            rows = self.met(self._which(used), used, tokens(given), tokens(result))
+            return rows.mT.reshape(result.shape).contiguous()
         return self.met(self._which(used), used, given, result)
 
     def _is_weight(self, x: Any) -> bool:
@@ -134,12 +146,15 @@ def marked(batch: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
     return x
 
 
+OPEN = 100.0  # whose sigmoid is 1 in every dtype, and that of its opposite 0
+
+
 @dataclass(eq=False)
 class Inject(Met):
     """Puts q, k and v in the place of what the projections give, and keeps what reaches the output projection.
 
     fill: role -> [B, S, width], what stands for a projection's result; "q0", "k0", ... where each head has its own.
-    batch_first: whether unmarked rows run over samples first.
+    batch_first: whether unmarked rows run over samples first.  gate: the logits of a gate, which lets all through.
     order: that of the rows from which queries are made, by how many they are: a packed matrix makes keys too, and those
     of another sequence say nothing of the output.
     """
@@ -147,6 +162,7 @@ class Inject(Met):
     fill: dict[str, Tensor] = field(default_factory=dict)
     orders: Orders = field(default_factory=Orders)
     batch_first: bool = True
+    gate: float = OPEN
     order: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
@@ -157,6 +173,8 @@ class Inject(Met):
         if p.role == "o":
             self.merged = given if self.merged is None else self.merged
             return result
+        if p.role == "g":
+            return torch.full_like(result, self.gate)
         part = self._part(p, used, result)
         key = p.role if p.head is None else f"{p.role}{p.head}"
         wanted = part if part is not None else self.fill.get(key)

@@ -101,6 +101,10 @@ BIASES = {  # a bare parameter that is added to what a projection gives
     "qkv": ("in_proj_bias", "b_qkv", "qkv_bias", "bqkv"),
     "kv": ("b_kv", "kv_bias", "bkv"),
 }
+GATES = (  # of the logits of a gate on the heads' outputs
+    *("g", "gate", "g_proj", "gate_proj", "linear_g", "to_gate", "to_gates", "wg", "w_g", "w_gate", "gating", "gates"),
+    *("gate_linear", "linear_gate", "output_gate", "out_gate", "attn_gate", "g_linear", "fc_gate", "gate_layer"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,10 +120,14 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """The projections of a module. Empty: none was found, and the module is judged as a black box."""
+    """The projections of a module. Empty: none was found, and the module is judged as a black box.
+
+    gate: that of the logits of a gate on the heads' outputs, of role "g".
+    """
 
     found: tuple[Projection, ...] = ()
     missing: tuple[str, ...] = ()
+    gate: Projection | None = None
 
     def of(self, *roles: str) -> list[Projection]:
         return [p for p in self.found if p.role in roles]
@@ -158,12 +166,31 @@ def find(module: nn.Module, declared: Mapping[str, str] | None = None) -> Projec
     rows = _in_a_row(parameters)
     for name, weight in parameters.items():
         role, place, head = _role(name) if name not in rows else (rows[name], name.rpartition(".")[0][:-2], None)
-        if role and weight.dim() in (2, 3) and not name.endswith("bias"):
+        if role and (weight.dim() in (2, 3) or is_pointwise(weight)) and not name.endswith("bias"):
             group = by_place.setdefault((place, head), {})
             group.setdefault(role, Projection(role, name, weight, _bias(parameters, name, role), head))
     given = {p.role for p in named}
     by_place = dict(_as_block(*item) for item in by_place.items())
-    return _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
+    found = _complete([*named, *(p for p in _chosen(by_place) if p.role not in given)])
+    return replace(found, gate=_gate(parameters)) if found.whole else found
+
+
+def _gate(parameters: Mapping[str, Tensor]) -> Projection | None:
+    """The projection of a gate, where one parameter has the name of one."""
+    named = [
+        name
+        for name, weight in parameters.items()
+        if weight.dim() == 2 and name.removesuffix(".weight").rpartition(".")[2].lower() in GATES
+    ]
+    if len(named) != 1:
+        return None
+    name = named[0]
+    return Projection("g", name, parameters[name], parameters.get(f"{name.removesuffix('.weight')}.bias"))
+
+
+def is_pointwise(weight: Tensor) -> bool:
+    """Whether this is the weight [out, in, 1, ...] of a convolution over pixels that is a projection of each."""
+    return weight.dim() > 3 and set(weight.shape[2:]) == {1}
 
 
 def _as_block(

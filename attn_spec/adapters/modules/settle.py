@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, bias, fused, sessions, variants
+from attn_spec.adapters.modules import between, bias, fused, gates, layouts, sessions, temperature, variants
 from attn_spec.adapters.modules.inject import NotInjected
 from attn_spec.adapters.signature import TargetError
 from attn_spec.conventions import Finding
@@ -28,6 +28,7 @@ def settle(f: ModuleFunction) -> None:
     f.multihead = isinstance(f.module, nn.MultiheadAttention) and own
     _check_multihead(f)
     f.by_mask = not f.multihead and _by_mask(f)
+    _channels_first(f)
     _turned(f)
     _half_rotation(f)
     _mask_form(f)
@@ -45,12 +46,15 @@ def settle(f: ModuleFunction) -> None:
     if f.merged:
         _note(f, "merged", ", ".join(f.merged), "measured", "more than one matrix: judged as the one they come to")
     if f.projections.whole:
+        gates.settle(f)
         _orders(f)
         f.between = between.kind(f)
         if f.between:
             what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
             what["norm over heads"] = "q and k are normalised over all heads at once"
             _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
+        if f.between == "norm":
+            temperature.settle(f)
     _context(f)
     if f.projections.whole and bias.is_own(f):
         word = bias.named_alibi(f)
@@ -96,9 +100,18 @@ def _check_multihead(f: ModuleFunction) -> None:
 
 
 def _check_whole(f: ModuleFunction) -> None:
-    """Raise TargetError where some of the projections are found and others are not."""
+    """Raise TargetError where some of the projections are found and others are not, by the names of the others.
+
+    Where what is left can't be the others by its shape, keys or values are made in another way: then it is a black box.
+    """
     missing = f.projections.missing
     if f.projections.of("q", "k", "v", "kv") and missing and f.declared.get("projections") != {}:
+        if not f.declared.get("projections") and not _could_be(f, missing):
+            left = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
+            f.become_black_box()
+            why = f"of {left} none is as wide as the missing projections of {' and '.join(missing)}"
+            _note(f, "black box", "its projections are more than q, k and v", "measured", why)
+            return
         lines = ", ".join(f"{role}: ..." for role in missing)
         names = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
         raise TargetError(
@@ -106,6 +119,26 @@ def _check_whole(f: ModuleFunction) -> None:
             f"parameters are {names}. Name the others in attn.yaml: `projections: {{{lines}}}`, or write "
             f"`projections: {{}}` to have it judged as a black box"
         )
+
+
+def _could_be(f: ModuleFunction, missing: tuple[str, ...]) -> bool:
+    """Whether parameters that have no known name are of the shapes of the projections that are missing."""
+    known = {id(p.weight) for p in f.projections.found}
+    left = [p for p in f.module.parameters() if id(p) not in known and p.dim() > 1]
+    s, widths = f.sizes, f.widths(f.module, f.sizes)
+    if "q" in missing and len(missing) < 3:  # keys and values have theirs
+        return any(set(widths) & set(p.shape) for p in left)
+    heads = {s.kv_heads, 1, 2, s.heads}
+    one = {h * d for h in heads for d in (s.head_dim, s.v_dim)}
+    fused = {2 * width for width in one} | {h * (s.head_dim + s.v_dim) for h in heads}
+
+    def takes(p: Tensor, outs: set[int]) -> bool:
+        sides = list(p.shape)
+        given = [n for n in set(widths) if n in sides]
+        return any(n in outs for g in given for n in [*sides[: sides.index(g)], *sides[sides.index(g) + 1 :]])
+
+    alone = sum(takes(p, one) for p in left)
+    return alone >= len(missing) or (len(missing) > 1 and any(takes(p, fused) for p in left))
 
 
 def _about(f: ModuleFunction) -> str:
@@ -243,9 +276,29 @@ def _needs_context(f: ModuleFunction) -> None:
 # the layout of the input ---------------------------------------------------------------------------------------------
 
 
+def _channels_first(f: ModuleFunction) -> None:
+    """Find out whether a module whose projections are convolutions takes [B, C, S] or an image [B, C, H, W]."""
+    weights = {id(p.weight) for p in f.projections.found}
+    owners = [m for m in f.module.modules() if id(getattr(m, "weight", None)) in weights]
+    kinds = {type(m) for m in owners}
+    if f.declared.get("input") or not kinds & {nn.Conv1d, nn.Conv2d}:
+        return
+    x = torch.randn(BATCH, 6, _width(f), generator=torch.Generator().manual_seed(2))
+    for f.input in ("BCHW", "BCS") if nn.Conv2d in kinds else ("BCS", "BCHW"):
+        try:
+            run_whole(f, x)
+        except Exception:  # of the user's own
+            continue
+        _note(f, "input", f.input, "measured", "its projections are convolutions: channels come before tokens")
+        return
+    f.input = "BSD"
+
+
 def _input(f: ModuleFunction) -> None:
     if f.declared.get("input"):
         _note(f, "input", f.input, "declared", "attn.yaml")
+        return
+    if f.input in layouts.CHANNELS_FIRST:
         return
     own = getattr(f.module, "batch_first", None)
     inner = next((m.batch_first for m in f.module.modules() if hasattr(m, "batch_first")), None)
@@ -296,6 +349,7 @@ def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
 def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None) -> Tensor:
     """One run of the first module on hidden states as they are, no gradient, in eval mode; named: what is asked for."""
     module = f.built(f.sizes, torch.float32)
+    channels_first = f.input in layouts.CHANNELS_FIRST
     inputs: dict[str, Tensor] = dict.fromkeys(f.forward.inputs, x)
     if f.forward.context_required:
         inputs[f.forward.context] = torch.randn(*x.shape[:-1], f.widths(module, f.sizes)[1])
@@ -303,9 +357,10 @@ def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None)
         width = f.widths(module, f.sizes)[1]
         y = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, generator=torch.Generator().manual_seed(1))
         inputs = dict(zip(f.forward.inputs, (x, y, y), strict=True))
+    inputs = {name: layouts.laid(y, f.input) if channels_first else y for name, y in inputs.items()}
     with torch.no_grad():
         tensors = f.tensors(f._call(module, f.sizes, inputs, dict(named or {}), x))
-    return tensors[0]
+    return layouts.unlaid(tensors[0], f.input) if channels_first else tensors[0]
 
 
 # the order of the channels -------------------------------------------------------------------------------------------
@@ -383,7 +438,7 @@ def _context(f: ModuleFunction) -> None:
             f.forward.inputs[0]: torch.randn(BATCH, LENGTH, width),
             f.forward.context: torch.randn(BATCH, length, kv_width),
         }
-        inputs = {name: x.transpose(0, 1) if f.input == "SBD" else x for name, x in inputs.items()}
+        inputs = {name: layouts.laid(x, f.input) for name, x in inputs.items() if f.input != "SD"} or inputs
         try:
             with torch.no_grad():
                 before = f.tensors(f._call(module, s, inputs, {}, inputs[f.forward.inputs[0]]))[0]

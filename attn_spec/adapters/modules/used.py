@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.modules.inject import Watch, uncompiled
-from attn_spec.adapters.modules.projections import Projection
+from attn_spec.adapters.modules.projections import BIASES, Projection
 
 if TYPE_CHECKING:
     from attn_spec.adapters.modules.construct import Sizes
@@ -30,7 +30,7 @@ def matrices(
         return {}
     sources = {"q": x, "k": x if context is None else context}
     out: dict[str, Tensor] = {}
-    owners = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear)}
+    owners = {id(m.weight) for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d))}
     for p in found.found:
         runs = [(given, result) for which, given, _, result in watch.seen if p in which]
         width = sizes.heads * sizes.v_dim if p.role == "o" else sources["q" if "q" in p.role else "k"].shape[-1]
@@ -45,12 +45,26 @@ def matrices(
         ):
             return {}
         _enter(out, f, p, matrix, sizes)
+        if p.bias is None and len(p.role) > 1:
+            _enter_parts(out, module, p)
+    if found.gate is not None:
+        logits_of = [given for which, given, _, _ in watch.seen if which[0].role == "g"]
+        if len(logits_of) != 1 or not _same_rows(logits_of[0], x) or id(found.gate.weight) not in owners:
+            return {}
+        gate = found.gate.weight.detach().mT
+        out["g"] = gate if gate.shape[1] != sizes.heads else gate.repeat_interleave(sizes.v_dim, 1)
+        if found.gate.bias is not None:
+            bias = found.gate.bias.detach()
+            out["g_bias"] = bias if len(bias) != sizes.heads else bias.repeat_interleave(sizes.v_dim)
+        if out["g"].shape[1] != sizes.heads * sizes.v_dim or f.orders.heads != "hd":
+            return {}
     return {name: value.double() for name, value in out.items()}
 
 
 def _matrix(p: Projection, runs: list[tuple[Tensor, Tensor]], linear: bool, width: int) -> Tensor | None:
     """The weight as [in, out]: that of a Linear is [out, in], of any other it is told by its use, else by its shape."""
     w = p.weight.detach()
+    w = w.flatten(1) if linear and set(w.shape[2:]) == {1} else w  # of a convolution
     if w.dim() != 2:
         return None
     if linear:
@@ -74,6 +88,16 @@ def _same_rows(given: Tensor, x: Tensor) -> bool:
 
 def _equal_sorted(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a[a[:, 0].argsort()], b[b[:, 0].argsort()])
+
+
+def _enter_parts(out: dict[str, Tensor], module: nn.Module, p: Projection) -> None:
+    """The biases of a fused projection where q, k and v have theirs as parameters of their own, or none."""
+    place = p.name.removesuffix(".weight").rpartition(".")[0]
+    for role in p.role:
+        for name in BIASES[role]:
+            own = dict(module.named_parameters()).get(f"{place}.{name}" if place else name)
+            if own is not None and own.numel() == out[role].shape[1]:
+                out[f"{role}_bias"] = own.detach().flatten()
 
 
 def _enter(out: dict[str, Tensor], f: ModuleFunction, p: Projection, matrix: Tensor, s: Sizes) -> None:
