@@ -198,7 +198,7 @@ class ModuleFunction(Building):
     ) -> Any:
         """Call forward with the inputs, what is asked for, and what each call gets."""
         length = next(iter(inputs.values())).shape[0 if self.input in ("SBD", "SD") else 1]
-        zeros = self.forward.zeros(next(iter(inputs.values())))
+        zeros = self.forward.zeros(next(iter(inputs.values())), 1 if self.input == "SD" else len(like))
         given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **zeros, **named}
         if self.multihead:
             given = self._for_multihead(given, like, inputs)
