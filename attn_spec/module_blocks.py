@@ -70,8 +70,8 @@ def keep(kept: dict[str, Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return k, v
 
 
-def use_mask(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
-    """When the mask is used: always, in training, and whether weights are asked for or not."""
+def use_mask(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
+    """When the mask is used: always, in training, whether weights are asked for or not, and that of this call."""
     return mask
 
 
@@ -143,7 +143,7 @@ def run(
     ]
     q, k, v = f.reach(*made)
     k, v = f.keep(mode.kept, k, v)
-    mask = f.use_mask(like.mask, mode.training, mode.asked)
+    mask = f.use_mask(like.mask, mode.training, mode.asked, mode.kept)
     form = like.form if mask is not None else None
     arguments = like.replace(q=q, k=k, v=v, mask=mask, form=form)
     core = f.core

@@ -104,6 +104,25 @@ def values_from_queries_sequence(x: Tensor, context: Tensor) -> tuple[Tensor, Te
 
 @fault(
     "take",
+    "values are made from the queries' own sequence wherever a context has its shape",
+    advice="Project v from the context whenever there is one; no shape tells the two apart.",
+)
+def values_from_queries_sequence_of_that_shape(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, context, x if context.shape == x.shape else context
+
+
+@fault(
+    "take",
+    "part of the gradient of the hidden states is cut off before a projection",
+    advice="Take out the `detach`.",
+    told_by="hidden-gradients",
+)
+def gradient_cut_before_projection(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, context.detach(), context
+
+
+@fault(
+    "take",
     "queries and keys change places: queries are made from the context",
     sources=("rexrex9/nlp_torchtext#2",),
     advice="Project q from x, k and v from the context.",
@@ -334,7 +353,7 @@ def keys_detached(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
     "the mask is used in training only",
     advice="Use the mask in eval mode too.",
 )
-def mask_in_training_only(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
+def mask_in_training_only(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
     return mask if training else None
 
 
@@ -344,7 +363,7 @@ def mask_in_training_only(mask: Tensor | None, training: bool, asked: bool) -> T
     advice="Use the mask in training mode too.",
     told_by="training-differs",
 )
-def mask_in_eval_only(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
+def mask_in_eval_only(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
     return None if training else mask
 
 
@@ -355,5 +374,17 @@ def mask_in_eval_only(mask: Tensor | None, training: bool, asked: bool) -> Tenso
     advice="Use the mask on every way through the module.",
     told_by="ways-differ",
 )
-def mask_forgotten_with_weights(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
+def mask_forgotten_with_weights(
+    mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]
+) -> Tensor | None:
     return None if asked else mask
+
+
+@fault(
+    "use_mask",
+    "the mask of the first call is kept, and read in later calls of its shape",
+    advice="Build the mask of each call from what that call is given.",
+    told_by="mask-kept",
+)
+def mask_kept_between_calls(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
+    return mask if mask is None else kept.setdefault(str((mask.shape, mask.dtype)), mask)

@@ -153,8 +153,14 @@ class ModuleFunction(Building):
         fill = self.orders.fill(q, k, v, found)
         inputs = self._inputs(module, sizes, b, q_len, k.shape[2], q.dtype, marked)
         meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD")
-        with silent_biases(found), meeting:
-            returned = self._call(module, sizes, inputs, named, q)
+        try:
+            with silent_biases(found), meeting:
+                returned = self._call(module, sizes, inputs, named, q)
+        except (NotInjected, Violation):
+            if not meeting.stands_for_another():
+                raise
+        if used := meeting.stands_for_another():
+            raise _one_for_another(found, *used)
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")
         tensors = self.tensors(returned)
@@ -375,6 +381,17 @@ class ModuleFunction(Building):
         from attn_spec.adapters.modules.used import matrices
 
         return matrices(self, x, context, sizes, named)
+
+
+def _one_for_another(found: Projections, used: str, lost: str) -> Violation:
+    words = {"q": "queries", "k": "keys", "v": "values"}
+    kind = {"q": "query", "k": "key"}[used]
+    (own,), (other,) = found.of(used), found.of(lost)
+    return Violation(
+        f"{own.name}, which makes the {words[used]}, makes the {words[lost]} too, and {other.name} is not used",
+        hint=f"project the {words[lost]} with {other.name}",
+        merge=f"{words[lost]}-by-{kind}-projection",
+    )
 
 
 class silent_biases:  # noqa: N801  (a context manager)

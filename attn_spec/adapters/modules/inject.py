@@ -138,9 +138,16 @@ class Inject(Met):
     order: tuple[Tensor, Tensor] | None = None
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
+    times: dict[str, int] = field(default_factory=dict)
+
+    def stands_for_another(self) -> str:
+        """Which projection was used in the place of which that was not: "qk", "qv" or "kv"; "" where each was used."""
+        own = {p.role: self.times.get(p.name, 0) for p in self.projections.found if p.head is None}
+        return next((a + b for a, b in ("qk", "qv", "kv") if own.get(a, 0) > 1 and own.get(b) == 0), "")
 
     def met(self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor) -> Tensor:
         p = which[0]
+        self.times[p.name] = self.times.get(p.name, 0) + 1
         if p.role == "o":
             self.merged = given if self.merged is None else self.merged
             return result
