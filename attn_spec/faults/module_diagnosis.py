@@ -23,7 +23,7 @@ from attn_spec.problem import Problem
 
 ANSWERS = {"ATN650": False, "ATN652": True}  # laws of the whole answer; whether a context is given
 MOST = 8  # problems that are looked at
-LASTING = ("state-kept", "mask-kept")  # what one call leaves to all others, which then fail any law
+FAR_REACHING = ("state-kept", "mask-kept", "values-rotated")  # which make other laws fail too, any of them
 SLACK = 16.0  # the bound is that of the right module; a faulted one may be that much looser
 
 
@@ -47,7 +47,9 @@ def _told(results: Sequence[CheckResult]) -> list[Diagnosis]:
     told = [
         one for one in MODULE_FAULTS.values() if (one.told_by or one.id) in broken
     ]  # some are seen for what they are
-    counts = {one.id: len(broken) if one.told_by in LASTING else broken.count(one.told_by or one.id) for one in told}
+    counts = {
+        one.id: len(broken) if one.told_by in FAR_REACHING else broken.count(one.told_by or one.id) for one in told
+    }
     return [Diagnosis(one, counts[one.id], counts[one.id]) for one in told]
 
 

@@ -188,6 +188,22 @@ def projection_biases_twice(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return x @ w if b is None else x @ w + 2 * b
 
 
+@fault(
+    "turn",
+    "values are rotated by their positions, as q and k are",
+    advice="Rotate q and k alone.",
+    told_by="values-rotated",
+)
+def values_rotated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotated(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        angles = torch.arange(x.shape[-2]).to(x)[:, None] * 10_000.0 ** (-torch.arange(half).to(x) / max(half, 1))
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
+
+    return rotated(q), rotated(k), rotated(v)
+
+
 # heads in and out ----------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +215,15 @@ def projection_biases_twice(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 def heads_averaged(o: Tensor) -> Tensor:
     o = o.mean(1, keepdim=True).expand_as(o)
     return o.transpose(1, 2).flatten(2)
+
+
+@fault(
+    "weigh",
+    "the weights are averaged over the heads before they meet the values",
+    advice="Let each head use its own weights; average those that are returned alone.",
+)
+def weights_averaged_over_heads(p: Tensor) -> Tensor:
+    return p.mean(1, keepdim=True).expand_as(p)
 
 
 # the output ----------------------------------------------------------------------------------------------------------

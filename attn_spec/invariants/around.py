@@ -247,3 +247,34 @@ def _rolled(part: Part) -> Part:
     if not isinstance(part, KeyPadding):
         raise Unsupported("not a padding")
     return KeyPadding((*part.lengths[1:], part.lengths[0]), part.left)
+
+
+@law("ATN657", "values-unmoved", "Positions turn q and k, and leave the values as they are", of_modules=True)
+def values_unmoved(implementation: Implementation, problem: Problem) -> None:
+    """q = k = 0, v = c at key j alone  =>  the last output is c / S, whatever j
+
+    Why: values that are rotated come out turned by their own positions, which nothing turns back.
+    Example: q, k and v rotated in one call on the fused projection.
+    """
+    if not implementation.positional:
+        raise Unsupported("nothing between projections and product")
+    length = problem.kv_len
+    a = problem.replace(batch=length).arguments()
+    c = a.v[:1, :, :1]
+    v = torch.zeros_like(a.v)
+    for j in range(length):
+        v[j, :, j] = c[0, :, 0]
+    always = implementation.conventions.causal.value == "always"
+    asked = a.replace(q=torch.zeros_like(a.q), k=torch.zeros_like(a.k), v=v, causal=a.causal or always)
+    last = implementation(asked).output.detach()[:, :, -1].double() * length
+    expected = c[:, :, 0].double().repeat_interleave(a.q.shape[1] // a.k.shape[1], 1).expand_as(last)
+    if not near(last.norm(dim=-1), expected.norm(dim=-1), TURNED).holds:
+        raise Unsupported("the output is another in more than its direction, which other laws report")
+    worst = near(last, expected, TURNED)
+    if not worst.holds:
+        raise Violation(
+            f"the value of key {worst.index[0]} reaches the last output as {worst.got:.4g} in channel "
+            f"{worst.index[2]}, expected {worst.expected:.4g}: as long, but turned",
+            hint="rotate q and k alone",
+            merge="values-rotated",
+        )

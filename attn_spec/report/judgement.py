@@ -187,8 +187,12 @@ class Judgement:
                 beside = told(self.results) if self.diagnosis else diagnose_behaviour(self.implementation, self.results)
                 themes = {found.fault.theme for found in self.diagnosis}  # which has told its own faults apart
                 self.diagnosis = [*self.diagnosis, *(found for found in beside if found.fault.theme not in themes)]
-            # what tells of one call in a hundred is not what is wrong with the outputs of all
-            self.diagnosis = [found for found in self.diagnosis if found.reproduces >= unexplained]
+            # what tells of one call in a hundred is not what is wrong with the outputs of all, but what gives them is
+            self.diagnosis = [
+                found
+                for found in self.diagnosis
+                if found.reproduces >= unexplained or (found.fault.theme == "modules" and not found.fault.told_by)
+            ]
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"
 
