@@ -295,7 +295,7 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
 def _settle_padding(implementation: Implementation, facts: list[tuple[str, Finding]]) -> None:
     """Find out whether a key padding or lengths can be judged, and as numbers of which kind they go in.
 
-    What runs is judged, whatever it hides, but for a module that hides the keys and empties the rows of padding too.
+    What runs is judged, whatever it hides, but for lengths that empty the rows of padding too.
     """
     adapter = implementation.adapter
     assert isinstance(adapter, ModuleAdapter)
@@ -311,10 +311,23 @@ def _settle_padding(implementation: Implementation, facts: list[tuple[str, Findi
             adapter.padding_dtype = torch.bool
     if effect == "raises" and name in LENGTHS:
         adapter.no_padding = f"{name}: one number for each sample is not taken"
-    elif effect == "own rows":
+    elif name in LENGTHS and (effect == "own rows" or _empties_padding(implementation)):
         adapter.no_padding = f"{name} empties the rows of padding too"
     if adapter.no_padding:
         facts.append(("padding", Finding("not judged", "measured", adapter.no_padding)))
+
+
+def _empties_padding(implementation: Implementation) -> bool:
+    """Whether the output of a whole module is zero in all rows of padding, and in those alone."""
+    from attn_spec.adapters.modules.hidden import hidden_call
+
+    problem = implementation.fit(SIZED.replace(mask=(KeyPadding((3, 2, 1, 3, 2)),), delivery=Delivery("key-padding")))
+    try:
+        call = hidden_call(implementation, problem)
+        empty = (call.run()[0] == 0).all(-1)
+        return call.context is None and torch.equal(empty, call.hidden_tokens(problem))
+    except (Unsupported, Refused, Violation):
+        return False
 
 
 def _mask_effect(implementation: Implementation, form: str, shape: str) -> str:
