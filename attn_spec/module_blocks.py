@@ -165,7 +165,7 @@ def run(
 
         def settled(p: Tensor, *others: Any) -> Tensor:
             weighed: Tensor = f.weigh(settle(p, *others))
-            return f.drop(weighed, mode.dropout, mode.training) if mode.dropout else weighed  # type: ignore[no-any-return]
+            return f.drop(weighed, mode.dropout, mode.training) if mode.dropout else weighed
 
         core = dataclasses.replace(core, settle=settled)
     trace = blocks.run(arguments, meaning, core)

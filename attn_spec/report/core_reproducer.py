@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import GlobalState, Implementation
-from attn_spec.adapters.modules.core import one_sample, silent_biases
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, order_of
+from attn_spec.adapters.modules.core import one_sample
+from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, order_of, silent_biases
 from attn_spec.adapters.modules.projections import Projection
 from attn_spec.adapters.modules.written import Making, Noted, NotWritten, Written, text_of
 from attn_spec.engine import CheckResult

@@ -191,7 +191,8 @@ class Judgement:
             self.diagnosis = [
                 found
                 for found in self.diagnosis
-                if found.reproduces >= unexplained or (found.fault.theme == "modules" and not found.fault.told_by)
+                if found.reproduces >= unexplained
+                or (found.fault.theme == "modules" and not getattr(found.fault, "told_by", ""))
             ]
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"

@@ -18,6 +18,7 @@ from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import source_of, triangle_of
 from attn_spec.adapters.modules.forward import LENGTHS
+from attn_spec.adapters.modules.padding import PADDED, lengths_of, settle_padding
 from attn_spec.adapters.modules.plain import as_function
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
@@ -147,14 +148,6 @@ class ModuleAdapter(FunctionAdapter):
         return values
 
 
-def lengths_of(mask: Tensor) -> Tensor:
-    """How many keys of each sample a key padding [B, Sk] lets through; Unsupported where they are not the first."""
-    lengths = mask.sum(-1)
-    if not bool((mask == (torch.arange(mask.shape[-1], device=mask.device) < lengths[:, None])).all()):
-        raise Unsupported("it takes lengths, so padding at the end alone")
-    return lengths
-
-
 def _square(part: Part, queries: bool) -> Part:
     """A part of a mask with as many queries as keys: those of the longer side."""
     if isinstance(part, Documents) and part.q_lengths:
@@ -228,7 +221,7 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
     assert adapter.module is not None
     facts = adapter.module.facts
     if "key_padding" in adapter.signature.roles:
-        _settle_padding(implementation, facts)
+        settle_padding(implementation, _padding_effect)
     if "mask" not in adapter.signature.roles:
         return
     if declared.get("mask_shapes"):
@@ -292,44 +285,6 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
     facts.append(("masks", Finding(" ".join(words) or "none", "measured", evidence)))
 
 
-def _settle_padding(implementation: Implementation, facts: list[tuple[str, Finding]]) -> None:
-    """Find out whether a key padding or lengths can be judged, and as numbers of which kind they go in.
-
-    What runs is judged, whatever it hides, but for lengths that empty the rows of padding too.
-    """
-    adapter = implementation.adapter
-    assert isinstance(adapter, ModuleAdapter)
-    name = adapter.signature.roles["key_padding"]
-    effect = _padding_effect(implementation)
-    if effect == "raises":
-        for adapter.padding_dtype in (torch.long, torch.float32) if name not in LENGTHS else ():
-            effect = _padding_effect(implementation)
-            if effect != "raises":
-                facts.append(("padding", Finding(str(adapter.padding_dtype)[6:], "measured", "of bools it raises")))
-                break
-        else:
-            adapter.padding_dtype = torch.bool
-    if effect == "raises" and name in LENGTHS:
-        adapter.no_padding = f"{name}: one number for each sample is not taken"
-    elif name in LENGTHS and (effect == "own rows" or _empties_padding(implementation)):
-        adapter.no_padding = f"{name} empties the rows of padding too"
-    if adapter.no_padding:
-        facts.append(("padding", Finding("not judged", "measured", adapter.no_padding)))
-
-
-def _empties_padding(implementation: Implementation) -> bool:
-    """Whether the output of a whole module is zero in all rows of padding, and in those alone."""
-    from attn_spec.adapters.modules.hidden import hidden_call
-
-    problem = implementation.fit(SIZED.replace(mask=(KeyPadding((3, 2, 1, 3, 2)),), delivery=Delivery("key-padding")))
-    try:
-        call = hidden_call(implementation, problem)
-        empty = (call.run()[0] == 0).all(-1)
-        return call.context is None and torch.equal(empty, call.hidden_tokens(problem))
-    except (Unsupported, Refused, Violation):
-        return False
-
-
 def _mask_effect(implementation: Implementation, form: str, shape: str) -> str:
     """What a mask of a shape and form does, as `_effect` says it."""
     axes = "".join(a for a in shape if a != "1")
@@ -359,9 +314,7 @@ def _padding_effect(implementation: Implementation) -> str:
     assert isinstance(adapter, ModuleAdapter)
     adapter.padding = True
     try:
-        problem = implementation.fit(
-            SIZED.replace(mask=(KeyPadding((3, 2, 1, 3, 2)),), delivery=Delivery("key-padding"))
-        )
+        problem = implementation.fit(PADDED)
         declared = implementation.conventions
         if "key_padding" not in adapter.signature.roles:
             implementation.conventions = adapter.conventions = declared.replace(padding_polarity=declared.polarity)

@@ -34,7 +34,11 @@ def arrived(f: ModuleFunction, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
 
 def _tiled(f: ModuleFunction, seen: Tensor, kv_heads: int) -> bool:
     """Whether kv heads are shared out one after the other again and again; where all look alike, what is declared."""
-    turns = [seen.unflatten(1, (-1, kv_heads)), seen.unflatten(1, (kv_heads, -1)).transpose(1, 2)]
+    b, heads = seen.shape[:2]
+    turns = [
+        seen.reshape(b, heads // kv_heads, kv_heads, *seen.shape[2:]),
+        seen.reshape(b, kv_heads, heads // kv_heads, *seen.shape[2:]).transpose(1, 2),
+    ]
     tiled, grouped = (bool((x == x[:, :1]).all()) for x in turns)
     return tiled if tiled != grouped else f.grouping == "tiled"
 

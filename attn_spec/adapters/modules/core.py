@@ -18,7 +18,7 @@ from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import Inject, NotInjected, marked
+from attn_spec.adapters.modules.inject import Inject, NotInjected, marked, one_for_another, silent_biases
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.conventions import Finding
@@ -160,7 +160,7 @@ class ModuleFunction(Building):
             if not meeting.stands_for_another():
                 raise
         if used := meeting.stands_for_another():
-            raise _one_for_another(found, *used)
+            raise one_for_another(found, *used)
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")
         tensors = self.tensors(returned)
@@ -381,35 +381,6 @@ class ModuleFunction(Building):
         from attn_spec.adapters.modules.used import matrices
 
         return matrices(self, x, context, sizes, named)
-
-
-def _one_for_another(found: Projections, used: str, lost: str) -> Violation:
-    words = {"q": "queries", "k": "keys", "v": "values"}
-    kind = {"q": "query", "k": "key"}[used]
-    (own,), (other,) = found.of(used), found.of(lost)
-    return Violation(
-        f"{own.name}, which makes the {words[used]}, makes the {words[lost]} too, and {other.name} is not used",
-        hint=f"project the {words[lost]} with {other.name}",
-        merge=f"{words[lost]}-by-{kind}-projection",
-    )
-
-
-class silent_biases:  # noqa: N801  (a context manager)
-    """Biases of the projections that inject stands for are zero inside, so that q, k and v arrive as they are."""
-
-    def __init__(self, found: Projections) -> None:
-        self.biases = [p.bias for p in found.found if p.bias is not None and p.role != "o"]
-
-    def __enter__(self) -> None:
-        self.kept = [b.detach().clone() for b in self.biases]
-        with torch.no_grad():
-            for b in self.biases:
-                b.zero_()
-
-    def __exit__(self, *_: Any) -> None:
-        with torch.no_grad():
-            for b, kept in zip(self.biases, self.kept, strict=True):
-                b.copy_(kept)
 
 
 def one_sample(named: dict[str, Any], n: int, batch: int) -> dict[str, Any]:

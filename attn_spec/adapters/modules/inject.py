@@ -197,3 +197,33 @@ class Inject(Met):
         stride = p.weight.stride(0) if out_first else p.weight.stride(1)
         start = (used.storage_offset() - p.weight.storage_offset()) // max(stride, 1)
         return self.orders.part(p.role, self.fill, start, result.shape[-1])
+
+
+def one_for_another(found: Projections, used: str, lost: str) -> Violation:
+    """What says that one projection is used in the place of another, and that one nowhere; roles of the two."""
+    words = {"q": "queries", "k": "keys", "v": "values"}
+    kind = {"q": "query", "k": "key"}[used]
+    (own,), (other,) = found.of(used), found.of(lost)
+    return Violation(
+        f"{own.name}, which makes the {words[used]}, makes the {words[lost]} too, and {other.name} is not used",
+        hint=f"project the {words[lost]} with {other.name}",
+        merge=f"{words[lost]}-by-{kind}-projection",
+    )
+
+
+class silent_biases:  # noqa: N801  (a context manager)
+    """Biases of the projections that inject stands for are zero inside, so that q, k and v arrive as they are."""
+
+    def __init__(self, found: Projections) -> None:
+        self.biases = [p.bias for p in found.found if p.bias is not None and p.role != "o"]
+
+    def __enter__(self) -> None:
+        self.kept = [b.detach().clone() for b in self.biases]
+        with torch.no_grad():
+            for b in self.biases:
+                b.zero_()
+
+    def __exit__(self, *_: Any) -> None:
+        with torch.no_grad():
+            for b, kept in zip(self.biases, self.kept, strict=True):
+                b.copy_(kept)
