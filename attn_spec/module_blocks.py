@@ -1,9 +1,10 @@
 """A whole attention module as a row of small functions around attention itself, each of which can be changed alone.
 
-    receive -> take -> assign -> project -> split -> [attention, attn_spec.blocks] -> join -> emerge -> finish
+    receive -> take -> assign -> project -> split -> turn -> [attention, attn_spec.blocks] -> join -> emerge -> finish
 
-and four that say when something is done: keep (what a call leaves to the next), use_mask, reach (where gradients go)
-and drop. With every one right this is the module that `attn_spec.whole` answers for; with one changed it is a fault.
+those that say when something is done: keep (what a call leaves to the next), use_mask, reach (where gradients go) and
+drop; and weigh, between the weights and the values. With every one right this is the module that `attn_spec.whole`
+answers for; with one changed it is a fault.
 
 Shapes: x [B, S, width], context [B, Sk, width]; weights [in, out]; y [B, S, H * D]; q, k, v and o [B, H, S, D].
 """
@@ -71,9 +72,14 @@ def keep(kept: dict[str, Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return k, v
 
 
-def use_mask(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
-    """When the mask is used: always, in training, and whether weights are asked for or not."""
+def use_mask(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
+    """When the mask is used: always, in training, whether weights are asked for or not, and that of this call."""
     return mask
+
+
+def turn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the positions of q, k and v [B, H, S, D] do to them: nothing."""
+    return q, k, v
 
 
 def reach(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,6 +90,11 @@ def reach(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def drop(p: Tensor, rate: float, training: bool) -> Tensor:
     """Dropout, in training only."""
     return F.dropout(p, rate, training)
+
+
+def weigh(p: Tensor) -> Tensor:
+    """What becomes of the weights [B, H, S, Sk] before they meet the values: nothing."""
+    return p
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,10 @@ class ModulePipeline:
     finish: Callable[..., Any] = finish
     keep: Callable[..., Any] = keep
     use_mask: Callable[..., Any] = use_mask
+    turn: Callable[..., Any] = turn
     reach: Callable[..., Any] = reach
     drop: Callable[..., Any] = drop
+    weigh: Callable[..., Any] = weigh
     core: blocks.Pipeline = blocks.RIGHT
 
 
@@ -142,18 +155,18 @@ def run(
         f.split(f.project(source, w, weights.get(f"{name}_bias")), kv_heads if name in "kv" else heads)
         for name, source, w in zip("qkv", sources, f.assign(weights), strict=True)
     ]
-    q, k, v = f.reach(*made)
+    q, k, v = f.reach(*f.turn(*made))
     k, v = f.keep(mode.kept, k, v)
-    mask = f.use_mask(like.mask, mode.training, mode.asked)
+    mask = f.use_mask(like.mask, mode.training, mode.asked, mode.kept)
     form = like.form if mask is not None else None
     arguments = like.replace(q=q, k=k, v=v, mask=mask, form=form)
     core = f.core
-    if mode.dropout:
+    if mode.dropout or f.weigh is not weigh:
         settle = core.settle
 
         def settled(p: Tensor, *others: Any) -> Tensor:
-            dropped: Tensor = f.drop(settle(p, *others), mode.dropout, mode.training)
-            return dropped
+            weighed: Tensor = f.weigh(settle(p, *others))
+            return f.drop(weighed, mode.dropout, mode.training) if mode.dropout else weighed
 
         core = dataclasses.replace(core, settle=settled)
     trace = blocks.run(arguments, meaning, core)

@@ -16,6 +16,7 @@ from attn_spec.adapters.modules import sessions
 from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, settle_masks, settle_weights
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import expectations
+from attn_spec.adapters.modules.forward import MORE
 from attn_spec.adapters.modules.plain import PlainModule
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
@@ -103,6 +104,7 @@ def _adapted_module(
     device: str,
 ) -> Implementation:
     renamed = {role: p for role, p in (declared.get("parameters") or {}).items() if role not in ("q", "k", "v")}
+    renamed = {**{role: p for role, p in module.forward.roles.items() if p in MORE.get(role, ())}, **renamed}
     signature = read(module, name, {role: p for role, p in renamed.items() if p in module.__signature__.parameters})
     conventions, expected = _from_names(signature, name, declared, expectations(module))
     if declared.get("empty_rows") is None:

@@ -175,6 +175,22 @@ def causal_without_diagonal(i: Tensor, j: Tensor, q_len: int, kv_len: int, align
     return j < i + offset
 
 
+def _finite(s: Tensor, visible: Tensor | None, past: Tensor | None) -> Tensor:
+    s = s if visible is None else s.masked_fill(~visible, -torch.inf)
+    return s if past is None else s + torch.zeros_like(s).masked_fill(~past, -1e9)
+
+
+add(
+    Fault(
+        "causal-without-diagonal-finite",
+        "a query does not see the key at its own position; -1e9 is added, so the first sees all",
+        {"causal": causal_without_diagonal, "hide": _finite},
+        sources=("facebookresearch/fairseq#1495", "InfiniTensor/InfiniCore#279"),
+        advice="Let the diagonal be seen: triu(diagonal=1) hides the future, triu() the query's own key too.",
+    )
+)
+
+
 @fault(
     "causal",
     "the causal mask is aligned to the top left instead of the bottom right",

@@ -23,6 +23,7 @@ from attn_spec.problem import Problem
 
 ANSWERS = {"ATN650": False, "ATN652": True}  # laws of the whole answer; whether a context is given
 MOST = 8  # problems that are looked at
+FAR_REACHING = ("state-kept", "mask-kept", "values-rotated")  # which make other laws fail too, any of them
 SLACK = 16.0  # the bound is that of the right module; a faulted one may be that much looser
 
 
@@ -43,8 +44,13 @@ def diagnose_module(implementation: Implementation, results: Sequence[CheckResul
 
 def _told(results: Sequence[CheckResult]) -> list[Diagnosis]:
     broken = [r.merge for r in results if r.outcome == "failed"]
-    told = [one for one in MODULE_FAULTS.values() if one.told_by and one.told_by in broken]
-    return [Diagnosis(one, broken.count(one.told_by), broken.count(one.told_by)) for one in told]
+    told = [
+        one for one in MODULE_FAULTS.values() if (one.told_by or one.id) in broken
+    ]  # some are seen for what they are
+    counts = {
+        one.id: len(broken) if one.told_by in FAR_REACHING else broken.count(one.told_by or one.id) for one in told
+    }
+    return [Diagnosis(one, counts[one.id], counts[one.id]) for one in told]
 
 
 class Case:

@@ -6,70 +6,16 @@ the module's own weights; those that show in how a module behaves (`told_by`) by
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_spec.faults.fault import statements
-from attn_spec.module_blocks import BLOCKS, ModulePipeline, Weights
+from attn_spec.faults.module_fault import MODULE_FAULTS, ModuleFault, fault
+from attn_spec.module_blocks import Weights
 
-Block = TypeVar("Block", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, eq=False)
-class ModuleFault:
-    """A known way to get the surroundings of attention wrong; the fields are those of `attn_spec.faults.Fault`.
-
-    told_by: the key under which the violations that it makes are merged, where no output shows it.
-    """
-
-    id: str
-    title: str
-    blocks: dict[str, Callable[..., Any]] = field(repr=False)
-    sources: tuple[str, ...] = field(repr=False)
-    advice: str = field(repr=False)
-    told_by: str = field(default="", repr=False)
-    equivalent: str = ""
-    theme: str = "modules"
-
-    @cached_property
-    def pipeline(self) -> ModulePipeline:
-        return ModulePipeline(**self.blocks)  # type: ignore[arg-type]
-
-    @cached_property
-    def diff(self) -> str:
-        """What to mend, from the fault to the right block."""
-        lines = []
-        for name, changed in self.blocks.items():
-            compared = difflib.ndiff(statements(changed), statements(BLOCKS[name]))
-            lines += [line.rstrip() for line in compared if line[0] in "-+"]
-        return "\n".join(lines)
-
-
-MODULE_FAULTS: dict[str, ModuleFault] = {}
-
-
-def fault(
-    block: str, title: str, *, advice: str, sources: tuple[str, ...] = (), told_by: str = ""
-) -> Callable[[Block], Block]:
-    """Enter a function as a fault that changes one block; its name is the id."""
-    if block not in BLOCKS:
-        raise ValueError(f"block: {block!r} is not one of {', '.join(BLOCKS)}")
-
-    def register(function: Block) -> Block:
-        name = function.__name__.replace("_", "-")
-        MODULE_FAULTS[name] = ModuleFault(name, title, {block: function}, sources, advice, told_by)
-        return function
-
-    return register
-
+__all__ = ["MODULE_FAULTS", "ModuleFault", "fault"]
 
 # what the projections are given --------------------------------------------------------------------------------------
 
@@ -100,6 +46,25 @@ def keys_from_queries_sequence(x: Tensor, context: Tensor) -> tuple[Tensor, Tens
 )
 def values_from_queries_sequence(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x, context, x
+
+
+@fault(
+    "take",
+    "values are made from the queries' own sequence wherever a context has its shape",
+    advice="Project v from the context whenever there is one; no shape tells the two apart.",
+)
+def values_from_queries_sequence_of_that_shape(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, context, x if context.shape == x.shape else context
+
+
+@fault(
+    "take",
+    "part of the gradient of the hidden states is cut off before a projection",
+    advice="Take out the `detach`.",
+    told_by="hidden-gradients",
+)
+def gradient_cut_before_projection(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, context.detach(), context
 
 
 @fault(
@@ -169,6 +134,22 @@ def projection_biases_twice(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return x @ w if b is None else x @ w + 2 * b
 
 
+@fault(
+    "turn",
+    "values are rotated by their positions, as q and k are",
+    advice="Rotate q and k alone.",
+    told_by="values-rotated",
+)
+def values_rotated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotated(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        angles = torch.arange(x.shape[-2]).to(x)[:, None] * 10_000.0 ** (-torch.arange(half).to(x) / max(half, 1))
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
+
+    return rotated(q), rotated(k), rotated(v)
+
+
 # heads in and out ----------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +161,15 @@ def projection_biases_twice(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 def heads_averaged(o: Tensor) -> Tensor:
     o = o.mean(1, keepdim=True).expand_as(o)
     return o.transpose(1, 2).flatten(2)
+
+
+@fault(
+    "weigh",
+    "the weights are averaged over the heads before they meet the values",
+    advice="Let each head use its own weights; average those that are returned alone.",
+)
+def weights_averaged_over_heads(p: Tensor) -> Tensor:
+    return p.mean(1, keepdim=True).expand_as(p)
 
 
 # the output ----------------------------------------------------------------------------------------------------------
@@ -334,7 +324,7 @@ def keys_detached(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
     "the mask is used in training only",
     advice="Use the mask in eval mode too.",
 )
-def mask_in_training_only(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
+def mask_in_training_only(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
     return mask if training else None
 
 
@@ -344,7 +334,7 @@ def mask_in_training_only(mask: Tensor | None, training: bool, asked: bool) -> T
     advice="Use the mask in training mode too.",
     told_by="training-differs",
 )
-def mask_in_eval_only(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
+def mask_in_eval_only(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
     return None if training else mask
 
 
@@ -355,5 +345,17 @@ def mask_in_eval_only(mask: Tensor | None, training: bool, asked: bool) -> Tenso
     advice="Use the mask on every way through the module.",
     told_by="ways-differ",
 )
-def mask_forgotten_with_weights(mask: Tensor | None, training: bool, asked: bool) -> Tensor | None:
+def mask_forgotten_with_weights(
+    mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]
+) -> Tensor | None:
     return None if asked else mask
+
+
+@fault(
+    "use_mask",
+    "the mask of the first call is kept, and read in later calls of its shape",
+    advice="Build the mask of each call from what that call is given.",
+    told_by="mask-kept",
+)
+def mask_kept_between_calls(mask: Tensor | None, training: bool, asked: bool, kept: dict[str, Tensor]) -> Tensor | None:
+    return mask if mask is None else kept.setdefault(str((mask.shape, mask.dtype)), mask)

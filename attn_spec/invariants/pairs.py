@@ -13,7 +13,7 @@ from attn_spec.problem import Problem
 from attn_spec.tolerance import roundoff
 
 
-@law("ATN654", "pair-bias", "What a pair of tokens says reaches the first of the two alone", of_modules=True)
+@law("ATN658", "pair-bias", "What a pair of tokens says reaches the first of the two alone", of_modules=True)
 def pair_bias(implementation: Implementation, problem: Problem) -> None:
     """z [B, S, S, P] changed at (b, i, j), i /= j  =>  y_i of sample b changes and no other
 

@@ -1,5 +1,6 @@
 """Modules on hidden states: which problems each law is tried on. Collected for modules only."""
 
+from attn_spec.invariants import around
 from attn_spec.invariants import modules as law
 from attn_spec.invariants.pairs import pair_bias
 from attn_spec.masks import Bias, Causal, Delivery, KeyPadding, Visible
@@ -48,3 +49,11 @@ test_train_equals_eval = tries(law.train_equals_eval, PLAIN, CAUSAL, PADDED, PAD
 test_module_batch_of_one = tries(law.module_batch_of_one, PLAIN, SQUARE, PADDED, PADDED_KEYS)
 test_module_calls_independent = tries(law.module_calls_independent, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
 test_ways_of_running_agree = tries(law.ways_of_running_agree, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
+
+test_rotation_whole = tries(around.rotation_whole, PLAIN.replace(batch=3, head_dim=16, v_dim=16))
+test_past_the_table = tries(around.past_the_table, CAUSAL.replace(q_len=16, kv_len=16))
+test_positions_given = tries(around.positions_given, PLAIN, CAUSAL)
+test_hidden_gradients = tries(around.hidden_gradients, PLAIN, ACROSS, CAUSAL)
+test_told_by_sample = tries(around.told_by_sample, PLAIN, CAUSAL)
+test_masks_independent = tries(around.masks_independent, PADDED, PADDED_KEYS)
+test_values_unmoved = tries(around.values_unmoved, PLAIN)

@@ -18,6 +18,8 @@ from attn_spec.adapters.modules.bias import added_to
 from attn_spec.adapters.modules.construct import is_factory
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import source_of, triangle_of
+from attn_spec.adapters.modules.forward import LENGTHS
+from attn_spec.adapters.modules.padding import PADDED, lengths_of, settle_padding
 from attn_spec.adapters.modules.plain import as_function
 from attn_spec.conventions import Finding
 from attn_spec.law import Refused, Unsupported, Violation
@@ -51,7 +53,8 @@ class ModuleAdapter(FunctionAdapter):
     module: what was found out about it, on this side.  shapes: of the masks that it takes; None: whatever it is given.
     forms: in which.  padding: whether the mask parameter takes a key padding [B, Sk].  three_axes: whether a mask that
     is the same for all heads goes in as [B, Sq, Sk].  padding_dtype: of that key padding, 1 for a real key where it is
-    no bool.  gives_weights: whether weights are returned unasked.  settling: while what it takes is found out.
+    no bool.  no_padding: why its key padding is not judged.  gives_weights: whether weights are returned unasked.
+    settling: while what it takes is found out.
     """
 
     module: ModuleFunction | None = None
@@ -60,6 +63,7 @@ class ModuleAdapter(FunctionAdapter):
     padding: bool = False
     three_axes: bool = False
     padding_dtype: torch.dtype = torch.bool
+    no_padding: str = ""
     gives_weights: bool = False
     settling: bool = False
     _arrived: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
@@ -160,6 +164,8 @@ class ModuleAdapter(FunctionAdapter):
         return arguments.replace(q=q, k=k)
 
     def _mask_name(self, arguments: Arguments) -> str:
+        if arguments.form == "key-padding" and self.no_padding:
+            raise Unsupported(self.no_padding)
         name = super()._mask_name(arguments)
         if not name and self.padding and arguments.form == "key-padding":
             return self.signature.roles["mask"]
@@ -191,7 +197,9 @@ class ModuleAdapter(FunctionAdapter):
                 raise Unsupported(f"its mask takes {', '.join(self.shapes) or 'no mask of q by k'}, not {shape}")
             if arguments.form not in self.forms:
                 raise Unsupported(f"its mask is {' or '.join(self.forms)}, not {arguments.form}")
-        if arguments.form == "key-padding" and self.padding_dtype != torch.bool:
+        if arguments.form == "key-padding" and mask is not None and self._mask_name(arguments) in LENGTHS:
+            values[self._mask_name(arguments)] = lengths_of(mask)
+        elif arguments.form == "key-padding" and self.padding_dtype != torch.bool:
             name = self._mask_name(arguments)
             values[name] = values[name].to(self.padding_dtype)
         return values
@@ -283,6 +291,8 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
     assert isinstance(adapter, ModuleAdapter)
     assert adapter.module is not None
     facts = adapter.module.facts
+    if "key_padding" in adapter.signature.roles:
+        settle_padding(implementation, _padding_effect)
     if "mask" not in adapter.signature.roles:
         return
     if declared.get("mask_shapes"):
@@ -302,7 +312,9 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
             for form in ("bool", "additive")
             for shape in SHAPES[1:3]
         }
-        adapter.three_axes = bool({"right", "inverted"} & set(batch.values()))
+        runs = {effect for effect in batch.values() if effect != "raises"}
+        only = set(four) <= {"raises"} and bool(runs)  # what is taken at all has three axes, whatever it hides
+        adapter.three_axes = only or bool({"right", "inverted"} & runs)
         found |= batch if adapter.three_axes else {}
     source = source_of(adapter.module.module)
     claimed = "bool" if re.search(r"mask[^\n:]*\bbool\b|mask: *[^\n]*\bbool\b|\bbool\b[^\n]*mask", source, re.I) else ""
@@ -321,6 +333,10 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
     if not right and padding not in ("right", "inverted"):
         if any(effect == "other" for effect in [*found.values(), padding]):
             adapter.padding = padding == "other"
+            neutral = {
+                form for form, shape in found if found[form, shape] == "other" and _leaves(implementation, form, shape)
+            }
+            adapter.forms = tuple(form for form in adapter.forms if form in neutral) or adapter.forms
             return  # it takes masks and hides otherwise: the laws say what is wrong
         adapter.shapes = ()
         facts.append(("masks", Finding("none", "measured", "no mask of q by k and no key padding runs")))
@@ -341,11 +357,27 @@ def settle_masks(implementation: Implementation, declared: Mapping[str, Any]) ->
 
 
 def _mask_effect(implementation: Implementation, form: str, shape: str) -> str:
-    """ "right", "inverted", "other", or "raises" for a mask of a shape and form."""
+    """What a mask of a shape and form does, as `_effect` says it."""
     axes = "".join(a for a in shape if a != "1")
     how = Delivery(form, shape=shape, hidden="-1e9" if form == "additive" else "-inf")  # type: ignore[arg-type]
     problem = implementation.fit(SIZED.replace(mask=(Visible(axes, density=0.5),), delivery=how))
     return _effect(implementation, problem)
+
+
+def _leaves(implementation: Implementation, form: str, shape: str) -> bool:
+    """Whether a mask of a shape and form that hides nothing changes nothing."""
+    how = Delivery(form, shape=shape)  # type: ignore[arg-type]
+    problem = implementation.fit(SIZED.replace(mask=(Visible("K", density=1.0),), delivery=how))
+    adapter = implementation.adapter
+    assert isinstance(adapter, ModuleAdapter)
+    always = implementation.conventions.causal.value == "always"
+    arguments = problem.arguments().replace(causal=always)
+    try:
+        masked = implementation(arguments).output
+        plain = implementation(arguments.replace(mask=None, form=None)).output
+    except (Unsupported, Refused, Violation):
+        return False
+    return bool(torch.allclose(masked, plain, atol=1e-4))
 
 
 def _padding_effect(implementation: Implementation) -> str:
@@ -353,11 +385,10 @@ def _padding_effect(implementation: Implementation) -> str:
     assert isinstance(adapter, ModuleAdapter)
     adapter.padding = True
     try:
-        problem = implementation.fit(
-            SIZED.replace(mask=(KeyPadding((3, 2, 1, 3, 2)),), delivery=Delivery("key-padding"))
-        )
+        problem = implementation.fit(PADDED)
         declared = implementation.conventions
-        implementation.conventions = adapter.conventions = declared.replace(padding_polarity=declared.polarity)
+        if "key_padding" not in adapter.signature.roles:
+            implementation.conventions = adapter.conventions = declared.replace(padding_polarity=declared.polarity)
         try:
             return _effect(implementation, problem)
         finally:
@@ -367,6 +398,7 @@ def _padding_effect(implementation: Implementation) -> str:
 
 
 def _effect(implementation: Implementation, problem: Problem) -> str:
+    """ "right", "inverted", "other", or "raises"; "own rows" where a padding is right but in rows that are padding."""
     from attn_spec.invariants.comparison import recovered
 
     adapter = implementation.adapter
@@ -392,4 +424,10 @@ def _effect(implementation: Implementation, problem: Problem) -> str:
     told = (told & possible).expand_as(seen)
     if bool((seen == visible)[told].all()):
         return "right"
-    return "inverted" if bool((seen == ~visible)[told].all()) else "other"
+    if bool((seen == ~visible)[told].all()):
+        return "inverted"
+    if isinstance(problem.mask[0], KeyPadding) and problem.q_len == problem.kv_len and bool(weights.isfinite().all()):
+        real = visible[:, :, :1].mT
+        if bool((seen == (visible & possible & real)).all()):
+            return "own rows"
+    return "other"

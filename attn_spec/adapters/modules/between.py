@@ -28,8 +28,19 @@ def arrived(f: ModuleFunction, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
         return None
     if seen_k.shape[1] != k.shape[1]:  # heads are shared out already
         group = seen_k.shape[1] // k.shape[1]
-        seen_k = seen_k[:, ::group] if f.grouping != "tiled" else seen_k[:, : k.shape[1]]
+        seen_k = seen_k[:, : k.shape[1]] if _tiled(f, seen_k, k.shape[1]) else seen_k[:, ::group]
     return _without_scale(seen_q, q), _without_scale(seen_k, k)
+
+
+def _tiled(f: ModuleFunction, seen: Tensor, kv_heads: int) -> bool:
+    """Whether kv heads are shared out one after the other again and again; where all look alike, what is declared."""
+    b, heads = seen.shape[:2]
+    turns = [
+        seen.reshape(b, heads // kv_heads, kv_heads, *seen.shape[2:]),
+        seen.reshape(b, kv_heads, heads // kv_heads, *seen.shape[2:]).transpose(1, 2),
+    ]
+    tiled, grouped = (bool((x == x[:, :1]).all()) for x in turns)
+    return tiled if tiled != grouped else f.grouping == "tiled"
 
 
 def _without_scale(seen: Tensor, given: Tensor) -> Tensor:

@@ -17,7 +17,15 @@ from attn_spec.adapters.modules.construct import Sizes
 from attn_spec.adapters.modules.errors import told_more
 from attn_spec.adapters.modules.expected import triangle_of
 from attn_spec.adapters.modules.forward import Forward, read
-from attn_spec.adapters.modules.inject import OPEN, Inject, NotInjected, marked, silent_biases, uncompiled
+from attn_spec.adapters.modules.inject import (
+    OPEN,
+    Inject,
+    NotInjected,
+    marked,
+    one_for_another,
+    silent_biases,
+    uncompiled,
+)
 from attn_spec.adapters.modules.projections import Projections
 from attn_spec.adapters.modules.sessions import keeps_inside
 from attn_spec.adapters.modules.temperature import Temperature
@@ -176,8 +184,14 @@ class ModuleFunction(Building):
         fill = self.orders.fill(q, k, v, found)
         inputs = self._inputs(module, sizes, b, q_len, k.shape[2], q.dtype, marked)
         meeting = Inject(found, fill=fill, orders=self.orders, batch_first=self.input != "SBD", gate=self.gate)
-        with silent_biases(found), uncompiled(), meeting:
-            returned = self._call(module, sizes, inputs, named, q)
+        try:
+            with silent_biases(found), uncompiled(), meeting:
+                returned = self._call(module, sizes, inputs, named, q)
+        except (NotInjected, Violation):
+            if not meeting.stands_for_another():
+                raise
+        if used := meeting.stands_for_another():
+            raise one_for_another(found, *used)
         if not meeting.filled:
             raise NotInjected("its projections were not used in forward")
         tensors = self.tensors(returned)
@@ -221,7 +235,7 @@ class ModuleFunction(Building):
     ) -> Any:
         """Call forward with the inputs, what is asked for, and what each call gets."""
         length = layouts.length(next(iter(inputs.values())), self.input)
-        zeros = self.forward.zeros(next(iter(inputs.values())))
+        zeros = self.forward.zeros(next(iter(inputs.values())), 1 if self.input == "SD" else len(like))
         given = {**self.forward.extras(like.detach(), length, sizes.head_dim, sizes.words), **zeros, **named}
         if self.multihead:
             given = self._for_multihead(given, like, inputs)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attn_spec.adapters.modules import sessions
 from attn_spec.adapters.modules.constructor_names import ROLE_OF
+from attn_spec.adapters.modules.forward import LENGTHS
 from attn_spec.conventions import Finding
 
 if TYPE_CHECKING:
@@ -33,10 +34,13 @@ def expectations(f: ModuleFunction) -> dict[str, Finding]:
     if f.variants.get("window") == "sliding_window":
         found["window"] = Finding("count", "assumed", "`sliding_window` is Hugging Face's name: keys, its own counted")
     wraps = any(isinstance(m, nn.MultiheadAttention) for m in f.module.modules())
-    if f.multihead or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
-        why = "nn.MultiheadAttention's names: True = hidden"
+    layer = {"src_mask", "src_key_padding_mask"} <= names
+    if f.multihead or layer or {"key_padding_mask", "attn_mask" if wraps else "need_weights"} <= names:
+        why = f"nn.{'TransformerEncoderLayer' if layer else 'MultiheadAttention'}'s names: True = hidden"
         found |= {name: Finding("masked", "assumed", why) for name in ("polarity", "padding_polarity")}
     found |= {} if f.by_mask else documented(f.module)
+    if names & set(LENGTHS):
+        found["padding_polarity"] = Finding("attend", "assumed", "lengths count the keys that may be seen")
     built_causal = [n for n, v in f.declared.get("construct", {}).items() if ROLE_OF.get(n) == "causal" and v is True]
     if built_causal and "causal" not in f.forward.roles and not f.by_mask:
         found["causal"] = Finding("always", "declared", f"construct: {built_causal[0]}: true")

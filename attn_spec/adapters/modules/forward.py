@@ -53,12 +53,20 @@ CONTEXTS = (
     ),
 )
 ROTATIONS = ("position_embeddings", "rotary_pos_emb", "rotary_emb", "freqs_cis", "freqs", "rope")
+LENGTHS = (  # LongTensor [B], how many of each sample's keys are real
+    *("lengths", "memory_lengths", "src_lengths", "x_lengths", "input_lengths", "valid_lens", "valid_lengths"),
+    *("valid_len", "seq_lengths", "context_lengths", "encoder_lengths", "key_lengths", "x_lens", "src_lens"),
+)
 MORE = {  # further names of forward, beside those of functions
     "mask": ("src_mask", "attn_bias", "tgt_mask", "att_mask", "attention_masks", "m", "masks"),
-    "key_padding": ("pad_mask", "key_mask", "kv_mask"),
+    "key_padding": (
+        *("pad_mask", "key_mask", "kv_mask", "src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask"),
+        *LENGTHS,
+    ),
     "weights": ("return_attention", "return_attn", "return_scores", "return_attention_weights", "output_weights"),
 }
 ZEROS = ("residual", "alibi")  # what is added: to the output, to the scores
+PREFIXES = ("prefix_len", "prefix_length", "prefix_lens", "prefix_lengths")  # LongTensor [B], seen by every query
 STARTS = ("start_pos", "start_position", "past_length", "pos_offset", "offset")  # the position of the first token
 POSITIONS = ("cache_position", "input_pos", "positions", "cache_positions")  # LongTensor [S]
 BATCHED = ("position_ids",)  # LongTensor [1, S]
@@ -127,9 +135,15 @@ class Forward:
         """Whether query, key and value are given apart."""
         return len(self.inputs) == 3
 
-    def zeros(self, states: Tensor) -> dict[str, Tensor]:
+    @property
+    def prefix(self) -> str:
+        """The argument that says how many tokens of each sample every query sees; "" where there is none."""
+        return next((name for name in PREFIXES if name in (*self.required, *self.left)), "")
+
+    def zeros(self, states: Tensor, batch: int) -> dict[str, Tensor]:
         """What the module adds and its caller must give, as what changes nothing; states: the hidden states."""
         known = {"residual": torch.zeros_like(states), "alibi": states.new_zeros(1, 1, 1)}
+        known |= {name: torch.zeros(batch, dtype=torch.long, device=states.device) for name in PREFIXES}
         return {
             name: x for name, x in known.items() if name in self.required and name not in (*self.fixed, *self.empty)
         }
@@ -231,7 +245,7 @@ def read(module: nn.Module, name: str, declared: Mapping[str, Any]) -> Forward:
         elif needed and not role:
             if _may_be_none(p.annotation) and p.name not in NOTHING:
                 empty.append(p.name)
-            elif p.name not in ("cos", "sin", *ZEROS, *NOTHING):
+            elif p.name not in ("cos", "sin", *ZEROS, *PREFIXES, *NOTHING):
                 raise TargetError(
                     f"{name}: its forward requires {p.name!r}, whose meaning can't be told from the name; give it in "
                     f"attn.yaml: `call: {{{p.name}: ...}}`, or say what it is under `parameters:`"

@@ -167,7 +167,7 @@ class HiddenCall:
     def sample(self, n: int) -> HiddenCall:
         """The call of one sample alone."""
         one = slice(n, n + 1)
-        batched = (2,) if self.like.form == "key-padding" else (3, 4) if self.adapter.three_axes else (4,)
+        batched = (1, 2) if self.like.form == "key-padding" else (3, 4) if self.adapter.three_axes else (4,)
         named = {
             name: value[one]
             if isinstance(value, Tensor) and value.dim() in batched and len(value) == len(self.x) > 1

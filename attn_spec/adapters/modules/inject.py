@@ -167,9 +167,16 @@ class Inject(Met):
     merged: Tensor | None = None
     filled: set[str] = field(default_factory=set)
     read: tuple[Tensor, int, tuple[Tensor, Tensor] | None] | None = None  # the last input, as it was, and its order
+    times: dict[str, int] = field(default_factory=dict)
+
+    def stands_for_another(self) -> str:
+        """Which projection was used in the place of which that was not: "qk", "qv" or "kv"; "" where each was used."""
+        own = {p.role: self.times.get(p.name, 0) for p in self.projections.found if p.head is None}
+        return next((a + b for a, b in ("qk", "qv", "kv") if own.get(a, 0) > 1 and own.get(b) == 0), "")
 
     def met(self, which: list[Projection], used: Tensor, given: Tensor, result: Tensor) -> Tensor:
         p = which[0]
+        self.times[p.name] = self.times.get(p.name, 0) + 1
         if p.role == "o":
             self.merged = given if self.merged is None else self.merged
             return result
@@ -233,6 +240,18 @@ class Inject(Met):
         stride = p.weight.stride(0) if out_first else p.weight.stride(1)
         start = (used.storage_offset() - p.weight.storage_offset()) // max(stride, 1)
         return self.orders.part(p.role, self.fill, start, result.shape[-1])
+
+
+def one_for_another(found: Projections, used: str, lost: str) -> Violation:
+    """What says that one projection is used in the place of another, and that one nowhere; roles of the two."""
+    words = {"q": "queries", "k": "keys", "v": "values"}
+    kind = {"q": "query", "k": "key"}[used]
+    (own,), (other,) = found.of(used), found.of(lost)
+    return Violation(
+        f"{own.name}, which makes the {words[used]}, makes the {words[lost]} too, and {other.name} is not used",
+        hint=f"project the {words[lost]} with {other.name}",
+        merge=f"{words[lost]}-by-{kind}-projection",
+    )
 
 
 class silent_biases:  # noqa: N801  (a context manager)

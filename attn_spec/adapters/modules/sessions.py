@@ -241,7 +241,7 @@ class Session:
         table = stop if any(name in self.names for name in STARTS) else 0
         whole = max(table, self.capacity) if table else 0
         given = forward.extras(x, stop - start, self.sizes.head_dim, self.sizes.words, start=start, table=whole)
-        given |= forward.zeros(laid)
+        given |= forward.zeros(laid, len(x))
         given |= {name: value for name, value in named.items() if not (value is None and name in forward.defaults)}
         by_position = self.protocol.kind == "positions" or bool(cache) or self.protocol.kind == "built"
         decoding = (

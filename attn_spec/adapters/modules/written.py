@@ -251,6 +251,8 @@ def _expressions(value: Tensor, names: Mapping[str, Any]) -> Iterator[str]:
         for part in ("mask[b]", "mask[0]", "mask[b][0]", "mask[0][0]") if "b" in names else ():
             masks += [part, f"~{part}"]
         yield from masks
+        if value.dim() == 1:
+            yield "mask.sum(-1)"
         by_head = [
             f"({m}).expand({_batch(names)}, {names['heads']}, *mask.shape[-2:]).flatten(0, 1)" for m in masks[:2]
         ]
