@@ -13,11 +13,12 @@ from attn_spec.adapters import measure_variants as variants
 from attn_spec.adapters.function import FunctionAdapter, at_rest, flat
 from attn_spec.adapters.implementation import Contradiction, Implementation, import_source
 from attn_spec.adapters.modules import sessions
-from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of, settle_masks, settle_weights
+from attn_spec.adapters.modules.adapter import ModuleAdapter, callable_of
 from attn_spec.adapters.modules.core import ModuleFunction
 from attn_spec.adapters.modules.expected import expectations
 from attn_spec.adapters.modules.forward import MORE
 from attn_spec.adapters.modules.plain import PlainModule
+from attn_spec.adapters.modules.settled_masks import settle_masks, settle_weights
 from attn_spec.adapters.signature import Signature, TargetError, read
 from attn_spec.conventions import CHOICES, NAMED, Conventions, Finding
 from attn_spec.tolerance import Precision

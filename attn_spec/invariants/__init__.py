@@ -9,7 +9,7 @@ import importlib
 THEMES = (
     *("shapes", "weights", "scaling", "causality", "masking", "heads", "variants", "numerics", "gradients"),
     *("forward_mode", "decoding", "decoding_caches", "decoding_modules", "randomness", "execution", "compiled"),
-    *("autocast", "metamorphic", "modules", "module_variants", "pairs", "around", "conformance"),
+    *("autocast", "metamorphic", "modules", "module_running", "module_variants", "pairs", "around", "conformance"),
 )
 
 

@@ -19,7 +19,7 @@ from attn_spec.problem import Problem
 from attn_spec.tolerance import roundoff
 
 
-def _run(call: HiddenCall, x: Tensor | None = None, context: Tensor | None = None, **others: Any) -> Tensor:
+def run(call: HiddenCall, x: Tensor | None = None, context: Tensor | None = None, **others: Any) -> Tensor:
     """The output [B, S, width]; a Violation where samples or tokens are lost."""
     out = call.run(x, context, **others)[0]
     expected = call.x.shape[:2] if x is None else x.shape[:2]
@@ -52,7 +52,7 @@ def module_output(implementation: Implementation, problem: Problem) -> None:
     Example: the heads merged as [B, H, S, d]; the last token dropped; float32 out of a bfloat16 module.
     """
     call = hidden_call(implementation, problem)
-    out = _run(call)
+    out = run(call)
     if out.dtype != call.x.dtype:
         raise Violation(f"the output is {out.dtype}, the hidden states {call.x.dtype}", merge="output-dtype")
     if call.residual and out.shape[-1] != call.x.shape[-1]:
@@ -74,7 +74,7 @@ def module_answer(implementation: Implementation, problem: Problem) -> None:
 
 
 def _answers(implementation: Implementation, problem: Problem, call: HiddenCall) -> None:
-    right, out = _right(implementation, problem, call), _run(call)
+    right, out = _right(implementation, problem, call), run(call)
     if out.shape != right.output.shape:
         raise Violation(
             f"the output has shape {list(out.shape)}, expected {list(right.output.shape)}", merge="output-shape"
@@ -143,7 +143,7 @@ def batch_mask(implementation: Implementation, problem: Problem) -> None:
         raise Unsupported("no mask parameter")
     right = _right(implementation, problem, call)
     try:
-        out = _run(call.with_three_axes())
+        out = run(call.with_three_axes())
     except Refused as error:
         raise Unsupported(f"a mask of three axes is not taken: {error}") from None
     worst = tolerance.worst(out, right.output, right.bound)
@@ -231,7 +231,7 @@ def token_order(implementation: Implementation, problem: Problem) -> None:
     if call.positions_unseen:
         raise Unsupported("a black box whose source speaks of positions")
     perm = torch.randperm(call.x.shape[1], generator=torch.Generator().manual_seed(problem.seed + 5))
-    worst = close(call, _run(call, call.x[:, perm]), _run(call)[:, perm])
+    worst = close(call, run(call, call.x[:, perm]), run(call)[:, perm])
     require_within(worst, "output", because="the tokens in another order")
 
 
@@ -245,12 +245,12 @@ def module_no_future_leak(implementation: Implementation, problem: Problem) -> N
     call = hidden_call(implementation, problem)
     if not call.like.causal and implementation.conventions.causal.value != "always":
         raise Unsupported("not causal")
-    before, length = _run(call), call.x.shape[1]
+    before, length = run(call), call.x.shape[1]
     for cut in sorted({1, length // 2, length - 1} - {0}):
         x = call.x.clone()
         x[:, cut:] = 3.0 - 2.0 * x[:, cut:]
         context = x if call.context is not None else None
-        worst = close(call, _run(call, x, context)[:, :cut], before[:, :cut])
+        worst = close(call, run(call, x, context)[:, :cut], before[:, :cut])
         if not worst.holds:
             raise Violation(
                 f"changing the hidden states from {cut} on moves output {worst.index[1]} from {worst.expected:.6g} to "
@@ -270,10 +270,10 @@ def padding_invisible(implementation: Implementation, problem: Problem) -> None:
     """
     call = hidden_call(implementation, problem)
     hidden = call.hidden_tokens(problem)
-    before = _run(call)
+    before = run(call)
     x, context = call.x.clone(), None if call.context is None else call.context.clone()
     (x if context is None else context)[hidden] += 50.0
-    after = _run(call, x, context)
+    after = run(call, x, context)
     real = ~hidden if context is None else torch.ones(after.shape[:2], dtype=torch.bool)
     worst = close(call, after[real], before[real])
     require_within(worst, "output", because="other numbers at the padded tokens", merge="padding-leak")
@@ -293,7 +293,7 @@ def no_gradient_to_padding(implementation: Implementation, problem: Problem) -> 
     x = call.x.clone().requires_grad_()
     if call.context is not None:
         raise Unsupported("padding is judged where keys and queries come from one sequence")
-    _run(call)
+    run(call)
     out = call.run(x)[0]
     if not out.requires_grad:
         raise Unsupported("the output carries no gradient")
@@ -324,99 +324,3 @@ def gradients_reach_weights(implementation: Implementation, problem: Problem) ->
             hint="look for `detach()`, `no_grad`, `.data`, or a projection that is never used",
             merge="dead-weights",
         )
-
-
-@law("ATN1150", "dropout-off-in-eval", "In eval mode there is no dropout", of_modules=True)
-def dropout_off_in_eval(implementation: Implementation, problem: Problem) -> None:
-    """built with dropout = 0.5 and put in eval mode, a module gives what it gives with dropout = 0
-
-    Why: answers that differ from call to call, and a loss of evaluation that is too high.
-    Example: `F.dropout(p, self.dropout)` without `training=self.training`.
-    """
-    call = hidden_call(implementation, problem)
-    plain, dropping = _run(call), call.with_dropout(0.5)
-    if dropping is None:
-        raise Unsupported("its constructor takes no dropout")
-    worst = close(dropping, _run(dropping), plain)
-    require_within(
-        worst, "output", because="with dropout = 0.5 in eval mode", merge="dropout-in-eval",
-        hint="`F.dropout(p, self.dropout, training=self.training)`, or nn.Dropout",
-    )  # fmt: skip
-
-
-@law("ATN1151", "train-equals-eval", "Without dropout, training mode gives what eval mode gives", of_modules=True)
-def train_equals_eval(implementation: Implementation, problem: Problem) -> None:
-    """dropout = 0  =>  f.train()(x) = f.eval()(x)
-
-    Why: the two modes must differ by dropout alone.
-    Example: the causal mask applied in one of the branches only.
-    """
-    call = hidden_call(implementation, problem)
-    if call.always_drops:
-        raise Unsupported("its dropout can't be set to 0")
-    worst = close(call, _run(call, train=True), _run(call))
-    require_within(worst, "output", because="in training mode", merge="training-differs")
-
-
-@law("ATN1250", "module-batch-of-one", "A sample alone gives what it gives in a batch", of_modules=True)
-def module_batch_of_one(implementation: Implementation, problem: Problem) -> None:
-    """f(x[b : b + 1]) = f(x)[b]
-
-    Why: what stands in one sample is no business of another.
-    Example: a softmax over the batch; the first sample's mask for all.
-    """
-    call = hidden_call(implementation, problem)
-    together = _run(call)
-    for n in range(len(call.x)):
-        alone = call.sample(n)
-        worst = close(call, _run(alone), together[n : n + 1])
-        require_within(worst, "output", because=f"sample {n} alone", merge="batch-of-one")
-
-
-@law("ATN1251", "module-calls-independent", "A call leaves nothing behind for the next", of_modules=True)
-def module_calls_independent(implementation: Implementation, problem: Problem) -> None:
-    """f(a); f(b); f(a) again: the two outputs of a are equal, and x is not changed
-
-    Why: a mask or a key kept from an earlier call is read by the next.
-    Example: `if self.mask is None: self.mask = ...` built for the first length.
-    """
-    call = hidden_call(implementation, problem)
-    x = call.x.clone()
-    first = _run(call)
-    if not torch.equal(x, call.x):
-        raise Violation("the hidden states are changed in place", merge="inputs-changed")
-    for length in (max(1, problem.q_len - 2), problem.q_len + 3):
-        other = problem.replace(q_len=length, kv_len=length, mask=(), delivery=type(problem.delivery)())
-        try:
-            _run(hidden_call(implementation, implementation.fit(other)))
-        except (Unsupported, Refused):
-            continue
-    worst = close(call, _run(call), first)
-    require_within(
-        worst, "output", because="the same call after calls of other lengths", merge="state-kept",
-        hint="keep nothing of a call but a cache that is asked for",
-    )  # fmt: skip
-
-
-@law(
-    "ATN1252",
-    "ways-of-running-agree",
-    "With and without gradients, with and without weights, the output is one",
-    of_modules=True,
-)
-def ways_of_running_agree(implementation: Implementation, problem: Problem) -> None:
-    """f(x) under no_grad = f(x) with gradients = f(x) asked for its weights too
-
-    Why: modules take a shorter way where nothing needs a gradient, and it is another code.
-    Example: a fast path that forgets the mask.
-    """
-    call = hidden_call(implementation, problem)
-    with torch.no_grad():
-        fast = _run(call)
-    x = call.x.clone().requires_grad_()
-    out = call.run(x)[0].detach()
-    require_within(close(call, fast, out), "output", because="without gradients", merge="ways-differ")
-    asked = call.asking_for_weights()
-    if asked is not None:
-        because = "when its weights are asked for"
-        require_within(close(call, _run(asked), out), "output", because=because, merge="ways-differ")

@@ -1,6 +1,6 @@
 """Modules on hidden states: which problems each law is tried on. Collected for modules only."""
 
-from attn_spec.invariants import around
+from attn_spec.invariants import around, module_running
 from attn_spec.invariants import modules as law
 from attn_spec.invariants.pairs import pair_bias
 from attn_spec.masks import Bias, Causal, Delivery, KeyPadding, Visible
@@ -44,11 +44,11 @@ test_module_no_future_leak = tries(
 test_padding_invisible = tries(law.padding_invisible, PADDINGS)
 test_no_gradient_to_padding = tries(law.no_gradient_to_padding, PADDED, PADDED_KEYS)
 test_gradients_reach_weights = tries(law.gradients_reach_weights, PLAIN, ACROSS)
-test_dropout_off_in_eval = tries(law.dropout_off_in_eval, PLAIN, CAUSAL)
-test_train_equals_eval = tries(law.train_equals_eval, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
-test_module_batch_of_one = tries(law.module_batch_of_one, PLAIN, SQUARE, PADDED, PADDED_KEYS)
-test_module_calls_independent = tries(law.module_calls_independent, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
-test_ways_of_running_agree = tries(law.ways_of_running_agree, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
+test_dropout_off_in_eval = tries(module_running.dropout_off_in_eval, PLAIN, CAUSAL)
+test_train_equals_eval = tries(module_running.train_equals_eval, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
+test_module_batch_of_one = tries(module_running.module_batch_of_one, PLAIN, SQUARE, PADDED, PADDED_KEYS)
+test_module_calls_independent = tries(module_running.module_calls_independent, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
+test_ways_of_running_agree = tries(module_running.ways_of_running_agree, PLAIN, CAUSAL, PADDED, PADDED_KEYS)
 
 test_rotation_whole = tries(around.rotation_whole, PLAIN.replace(batch=3, head_dim=16, v_dim=16))
 test_past_the_table = tries(around.past_the_table, CAUSAL.replace(q_len=16, kv_len=16))

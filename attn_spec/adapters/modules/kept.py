@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def kept_weights(f: ModuleFunction) -> str:
     """The name of the attribute that holds the weights of the last call [..., S, S]; "" where none does."""
-    from attn_spec.adapters.modules.settle import BATCH, LENGTH, run_whole
+    from attn_spec.adapters.modules.trials import BATCH, LENGTH, run_whole
 
     try:
         run_whole(f, torch.randn(BATCH, LENGTH, f.widths(f.module, f.sizes)[0]))

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from attn_spec.adapters.implementation import described
-from attn_spec.adapters.modules import between, bias, fused, gates, layouts, sessions, temperature, variants
+from attn_spec.adapters.modules import between, bias, fused, gates, layouts, temperature, variants
 from attn_spec.adapters.modules.inject import NotInjected
+from attn_spec.adapters.modules.trials import BATCH, LENGTH, hidden_width, note, run_whole, runs
+from attn_spec.adapters.modules.wanted import by_mask, half_rotation, mask_form, needs_context, resets, turned
 from attn_spec.adapters.signature import TargetError
-from attn_spec.conventions import Finding
 from attn_spec.law import Unsupported, Violation
 
 if TYPE_CHECKING:
     from attn_spec.adapters.modules.core import ModuleFunction
 
-BATCH, LENGTH = 3, 5
-
 
 def settle(f: ModuleFunction) -> None:
     """Find out, in this order: what a call can't do without, the layout of the input, the order of the channels."""
-    _note(f, "module", _kind(f), "assumed", _how_built(f))
+    note(f, "module", _kind(f), "assumed", _how_built(f))
     own = f.forward.separate and "attn_mask" in f.forward.roles.values()  # and not a subclass with another forward
     f.multihead = isinstance(f.module, nn.MultiheadAttention) and own
     _check_multihead(f)
-    f.by_mask = not f.multihead and _by_mask(f)
+    f.by_mask = not f.multihead and by_mask(f)
     _channels_first(f)
-    _turned(f)
-    _half_rotation(f)
-    _mask_form(f)
-    _resets(f)
-    _needs_context(f)
-    variants.keep_what_it_needs(f, _runs)
+    turned(f)
+    half_rotation(f)
+    mask_form(f)
+    resets(f)
+    needs_context(f)
+    variants.keep_what_it_needs(f, runs)
     f.variants = variants.found(f)
     for role, word in f.variants.items():
         by = "the constructor" if f.constructor and f.constructor.named.get(role) == word else "its parameter"
-        _note(f, role, word, "assumed", f"judged with and without it, by {by}")
+        note(f, role, word, "assumed", f"judged with and without it, by {by}")
     _input(f)
     _check_whole(f)
     how = "declared" if f.declared.get("projections") else "assumed"
-    _note(f, "projections", "found" if f.projections.whole else "none", how, _about(f))
+    note(f, "projections", "found" if f.projections.whole else "none", how, _about(f))
     if f.merged:
-        _note(f, "merged", ", ".join(f.merged), "measured", "more than one matrix: judged as the one they come to")
+        note(f, "merged", ", ".join(f.merged), "measured", "more than one matrix: judged as the one they come to")
     if f.projections.whole:
         gates.settle(f)
         _orders(f)
@@ -52,7 +51,7 @@ def settle(f: ModuleFunction) -> None:
         if f.between:
             what = {"rotation": "each token's q and k are rotated by its position", "norm": "q and k are normalised"}
             what["norm over heads"] = "q and k are normalised over all heads at once"
-            _note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
+            note(f, "between", f.between, "measured", f"{what[f.between]}: judged on q and k as they arrive")
         if f.between == "norm":
             temperature.settle(f)
     _context(f)
@@ -60,15 +59,11 @@ def settle(f: ModuleFunction) -> None:
         word = bias.named_alibi(f)
         f.biased = "alibi" if word else "by position"
         why = f"weights under q = 0 go by distance{f', and its source says {word}' if word else ''}"
-        _note(f, "bias", f.biased, "measured", f"{why}: held fixed in the right answer")
+        note(f, "bias", f.biased, "measured", f"{why}: held fixed in the right answer")
     standing = variants.standing_softcap(f)
     if standing is not None:
         f.softcap = standing[0]
-        _note(f, "softcap", f"{f.softcap:g} in each call", "assumed", standing[1])
-
-
-def _note(f: ModuleFunction, name: str, value: str, how: Any, evidence: str) -> None:
-    f.facts.append((name, Finding(value, how, evidence)))
+        note(f, "softcap", f"{f.softcap:g} in each call", "assumed", standing[1])
 
 
 def _kind(f: ModuleFunction) -> str:
@@ -110,7 +105,7 @@ def _check_whole(f: ModuleFunction) -> None:
             left = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
             f.become_black_box()
             why = f"of {left} none is as wide as the missing projections of {' and '.join(missing)}"
-            _note(f, "black box", "its projections are more than q, k and v", "measured", why)
+            note(f, "black box", "its projections are more than q, k and v", "measured", why)
             return
         lines = ", ".join(f"{role}: ..." for role in missing)
         names = ", ".join(name for name, p in f.module.named_parameters() if p.dim() > 1)
@@ -147,130 +142,7 @@ def _about(f: ModuleFunction) -> str:
     return "no parameter has a known name: judged as a black box; `projections:` in attn.yaml names them"
 
 
-def _by_mask(f: ModuleFunction) -> bool:
-    """Whether causality goes in by the mask, as in transformers: its modules leave it to their caller."""
-    if "mask" not in f.forward.roles or "causal" in f.forward.roles:
-        return False
-    return any(owner.__module__.startswith("transformers.") for owner in type(f.module).__mro__)
-
-
 # what a call can't do without -----------------------------------------------------------------------------------------
-
-
-def _turned(f: ModuleFunction) -> None:
-    """Find out for which share of a head's channels the module wants its rotations; all where it runs on none.
-
-    Where it runs on none, but without what may be left out, that is no rotation.
-    """
-    given = f.forward
-    if not given.rotations and not {"cos", "sin"} & set(given.required):
-        return
-    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
-    needed = tuple(name for name in given.rotations if name in given.required)
-    without = replace(given, rotations=needed, left=(*given.left, *(set(given.rotations) - set(needed))))
-    shares = (1.0, 0.5, 0.25, 0.75)
-    ways = [*((n, replace(given, turned=n)) for n in shares), (1.0, replace(given, complex=True)), (1.0, without)]
-    for share, f.forward in ways:
-        try:
-            run_whole(f, x)
-        except Exception:  # of the user's own
-            continue
-        if share != 1.0:
-            _note(f, "rotation", f"{share:g} of a head", "measured", "with rotations of more channels it raises")
-        return
-    f.forward = given
-
-
-def _mask_form(f: ModuleFunction) -> None:
-    """Find out whether a module of transformers wants its mask bool, and what True means: what hides the last key."""
-    if not f.by_mask:
-        return
-    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
-    changed = x.clone()
-    changed[:, -1] += 1.0
-    whole = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
-    last = whole.clone()
-    last[..., -1] = False
-    name = f.forward.roles["mask"]
-    for form in ("", "hidden", "seen"):
-        f.bool_mask = form
-        try:
-            seen, hidden = ([run_whole(f, y, {name: m})[:, 0] for y in (x, changed)] for m in (whole, last))
-        except Exception:  # of the user's own
-            continue
-        if torch.equal(*hidden) and not torch.equal(*seen):
-            if form:
-                _note(f, "mask", f"bool, True = {form}", "measured", "what hides the last key")
-            return
-    f.bool_mask = ""
-    runs = []
-    for f.by_mask in (True, False):
-        try:
-            run_whole(f, x)
-            runs.append(f.by_mask)
-        except Exception:  # of the user's own
-            continue
-    f.by_mask = runs != [False]  # one that takes no mask of q by k is called without
-
-
-def _resets(f: ModuleFunction) -> None:
-    """Find out whether every call goes on from the one before, until a method of its own empties the module."""
-    name = sessions.reset_of(f)
-    if not name or sessions.has_switch(f):
-        return
-    module = f.built(f.sizes, torch.float32)
-    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
-    try:
-        outs = []
-        for emptied in (True, False, True):
-            if emptied:
-                getattr(module, name)()
-            outs.append(run_whole(f, x))
-    except Exception:  # a module that runs on none of these: others find out why
-        f.forget()
-        return
-    if torch.equal(outs[0], outs[2]) and not torch.equal(outs[0], outs[1]):
-        f.resets = name
-        _note(f, "state", f"{name}()", "measured", "a second call goes on from the first: called before each")
-    f.forget()
-
-
-def _half_rotation(f: ModuleFunction) -> None:
-    """Find out whether rotations are to hold one number for each pair of channels, where it does not run otherwise."""
-    if not f.forward.rotations or _runs(f):
-        return
-    given = f.forward
-    f.forward = replace(given, half=True)
-    if _runs(f):
-        _note(f, "rotation", "by pairs", "measured", "cos and sin of half the channels; with all of them it raises")
-    else:
-        f.forward = given
-
-
-def _runs(f: ModuleFunction) -> bool:
-    try:
-        run_whole(f, torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2)))
-    except Exception:  # of the user's own
-        return False
-    return True
-
-
-def _needs_context(f: ModuleFunction) -> None:
-    """Find out whether a call without a context, whose default is None, raises where one with it does not."""
-    if not f.forward.context or f.forward.context_required:
-        return
-    x = torch.randn(BATCH, LENGTH, _width(f), generator=torch.Generator().manual_seed(2))
-    given = f.forward
-    for required in (False, True):
-        f.forward = replace(given, context_required=required)
-        try:
-            run_whole(f, x)
-        except Exception:  # of the user's own
-            continue
-        if required:
-            _note(f, "context", "required", "measured", f"without {given.context} it raises")
-        return
-    f.forward = given
 
 
 # the layout of the input ---------------------------------------------------------------------------------------------
@@ -283,20 +155,20 @@ def _channels_first(f: ModuleFunction) -> None:
     kinds = {type(m) for m in owners}
     if f.declared.get("input") or not kinds & {nn.Conv1d, nn.Conv2d}:
         return
-    x = torch.randn(BATCH, 6, _width(f), generator=torch.Generator().manual_seed(2))
+    x = torch.randn(BATCH, 6, hidden_width(f), generator=torch.Generator().manual_seed(2))
     for f.input in ("BCHW", "BCS") if nn.Conv2d in kinds else ("BCS", "BCHW"):
         try:
             run_whole(f, x)
         except Exception:  # of the user's own
             continue
-        _note(f, "input", f.input, "measured", "its projections are convolutions: channels come before tokens")
+        note(f, "input", f.input, "measured", "its projections are convolutions: channels come before tokens")
         return
     f.input = "BSD"
 
 
 def _input(f: ModuleFunction) -> None:
     if f.declared.get("input"):
-        _note(f, "input", f.input, "declared", "attn.yaml")
+        note(f, "input", f.input, "declared", "attn.yaml")
         return
     if f.input in layouts.CHANNELS_FIRST:
         return
@@ -306,7 +178,7 @@ def _input(f: ModuleFunction) -> None:
     mixed, error = (None, "") if named or own is not None else _axes_that_mix(f)
     if named is not None and (named or mixed != [1]):  # a module may swap the axes for the one inside
         f.input = "BSD" if named else "SBD"
-        _note(f, "input", f.input, "assumed", f"batch_first = {named}")
+        note(f, "input", f.input, "assumed", f"batch_first = {named}")
         return
     if mixed == [0]:
         f.input = "SBD"
@@ -315,25 +187,21 @@ def _input(f: ModuleFunction) -> None:
         if mixed is None
         else f"a change at one place spreads along axis {mixed} of [{BATCH}, {LENGTH}]"
     )
-    _note(f, "input", f.input, "measured" if mixed in ([0], [1]) else "assumed", evidence)
+    note(f, "input", f.input, "measured" if mixed in ([0], [1]) else "assumed", evidence)
     if mixed is None:
         f.input = "SD"
         try:
-            run_whole(f, torch.randn(LENGTH, _width(f)))
+            run_whole(f, torch.randn(LENGTH, hidden_width(f)))
             f.unbatched = True
         except Exception:  # it takes neither: the laws say so
             pass
         f.input = "BSD"
 
 
-def _width(f: ModuleFunction) -> int:
-    return f.widths(f.module, f.sizes)[0]
-
-
 def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
     """The axes along which a change of one hidden state reaches others; None where it would not run."""
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(BATCH, LENGTH, _width(f), generator=g)
+    x = torch.randn(BATCH, LENGTH, hidden_width(f), generator=g)
     try:
         before = run_whole(f, x)
         changed = x.clone()
@@ -346,23 +214,6 @@ def _axes_that_mix(f: ModuleFunction) -> tuple[list[int] | None, str]:
     return [axis for axis in (0, 1) if bool(moved.select(1 - axis, 0)[1:].any())], ""
 
 
-def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None) -> Tensor:
-    """One run of the first module on hidden states as they are, no gradient, in eval mode; named: what is asked for."""
-    module = f.built(f.sizes, torch.float32)
-    channels_first = f.input in layouts.CHANNELS_FIRST
-    inputs: dict[str, Tensor] = dict.fromkeys(f.forward.inputs, x)
-    if f.forward.context_required:
-        inputs[f.forward.context] = torch.randn(*x.shape[:-1], f.widths(module, f.sizes)[1])
-    if f.forward.separate:
-        width = f.widths(module, f.sizes)[1]
-        y = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, generator=torch.Generator().manual_seed(1))
-        inputs = dict(zip(f.forward.inputs, (x, y, y), strict=True))
-    inputs = {name: layouts.laid(y, f.input) if channels_first else y for name, y in inputs.items()}
-    with torch.no_grad():
-        tensors = f.tensors(f._call(module, f.sizes, inputs, dict(named or {}), x))
-    return layouts.unlaid(tensors[0], f.input) if channels_first else tensors[0]
-
-
 # the order of the channels -------------------------------------------------------------------------------------------
 
 
@@ -373,7 +224,7 @@ def _orders(f: ModuleFunction) -> None:
         if declared not in known:
             raise TargetError(f"{f.__name__}: fused: {declared!r} is not one of {', '.join(known)}")
         f.orders = replace(f.orders, **{"qkv" if len(known) == len(fused.QKV) else "kv": declared})
-        _note(f, "channels", declared, "declared", "attn.yaml")
+        note(f, "channels", declared, "declared", "attn.yaml")
         return
     candidates = list(f.orders.candidates(f.projections))
     for orders in candidates:
@@ -387,7 +238,7 @@ def _orders(f: ModuleFunction) -> None:
         shown = {"qkv": f.orders.qkv, "kv": f.orders.kv}
         parts = [shown[p.role] for p in f.projections.found if p.role in shown][:1]
         parts += ["heads one channel after the other"] if f.orders.heads == "dh" else []
-        _note(f, "channels", ", ".join(parts), "measured", "where changes of q and v arrive")
+        note(f, "channels", ", ".join(parts), "measured", "where changes of q and v arrive")
 
 
 def _fits(f: ModuleFunction) -> bool:
@@ -451,4 +302,4 @@ def _context(f: ModuleFunction) -> None:
         except Exception as raised:
             error = described(raised)
     f.forward = replace(f.forward, context="")
-    _note(f, "context", "not taken", "measured", error[:80])
+    note(f, "context", "not taken", "measured", error[:80])
