@@ -46,6 +46,7 @@ EXTREME = ("ATN304", "ATN306", "ATN512", "ATN518", "ATN802", "ATN804")
 BESIDE = ("ATN741", "ATN742", "ATN743", *(f"ATN{n}" for n in range(901, 914)))
 RETURNED = ("ATN104", "ATN211")  # laws of the weights that are returned beside an output
 AGAIN = ("ATN1204", "ATN1206")  # laws of the same call once more, which say best that a call leaves something behind
+ALONE = ("execution", "gradients")  # themes of behaviour faults that leave a plain call's output as it is
 # of the violations apart, the ones from which wrong numbers follow; they come before any diagnosis
 FIRST = ("process-died", "hangs", "sys.exit", "returns", "inputs-modified", "mask-modified", "global-state")
 
@@ -186,9 +187,14 @@ class Judgement:
 
                 beside = told(self.results) if self.diagnosis else diagnose_behaviour(self.implementation, self.results)
                 themes = {found.fault.theme for found in self.diagnosis}  # which has told its own faults apart
-                # what tells of one call in a hundred is not what is wrong with the outputs of all
+                # what shows in threads or in forward mode alone is not what is wrong with the outputs of all calls
                 enough = 0 if self.diagnosis else unexplained
-                beside = [found for found in beside if found.fault.theme not in themes and found.reproduces >= enough]
+                beside = [
+                    found
+                    for found in beside
+                    if found.fault.theme not in themes
+                    and (found.fault.theme not in ALONE or found.reproduces >= enough)
+                ]
                 self.diagnosis = [*self.diagnosis, *beside]
         except Exception as error:  # the verdict stands without it
             self.undiagnosed = f"there is no diagnosis, for attn-spec itself failed at it: {described(error)}"

@@ -79,6 +79,8 @@ def canonical(x: Tensor, letters: str, batch: int | None = None) -> Tensor | Non
         order = [n for n in order if letters[n] not in "QK"] + [letters.index("Q"), letters.index("K")]
     x = x.permute(order)
     leading = "".join(letters[n] for n in order[:-2])
+    if leading == "B":  # one head that all share
+        return x[:, None]
     if leading in ("N", "G", "H"):
         n = x.shape[0]
         if leading == "N" and batch and n % batch == 0:

@@ -171,6 +171,8 @@ class Inject(Met):
 
     def stands_for_another(self) -> str:
         """Which projection was used in the place of which that was not: "qk", "qv" or "kv"; "" where each was used."""
+        if len({id(p.weight) for p in self.projections.found}) < len(self.projections.found):
+            return ""  # one parameter under two names, which is said elsewhere
         own = {p.role: self.times.get(p.name, 0) for p in self.projections.found if p.head is None}
         return next((a + b for a, b in ("qk", "qv", "kv") if own.get(a, 0) > 1 and own.get(b) == 0), "")
 
