@@ -215,7 +215,7 @@ def custom(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class Kernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = torch.empty(q.shape)
+        out = torch.zeros(q.shape)  # memory that was freed may hold the right numbers
         with torch._C.DisableTorchFunction():
             out.copy_(plain(q, k, v))
         return out
