@@ -47,7 +47,8 @@ def turned(f: ModuleFunction) -> None:
 
 def mask_form(f: ModuleFunction) -> None:
     """Find out whether a module of transformers wants its mask bool, and what True means: what hides the last key."""
-    if not f.by_mask:
+    kernel = getattr(getattr(f.module, "config", None), "_attn_implementation", "")
+    if not f.by_mask or "flex" in str(kernel):  # which takes a BlockMask alone, and reads what it likes for another
         return
     x = torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2))
     changed = x.clone()
