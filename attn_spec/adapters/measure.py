@@ -315,7 +315,21 @@ def precision(implementation: Implementation, dtype: str) -> tuple[Precision | N
     if found is None:
         short, said = _precision(implementation, dtype, SHORT_PROBES)
         found, evidence = (short, said) if short is not None else (found, evidence)
+    if found is not None and "softcap" in getattr(getattr(implementation.adapter, "signature", None), "roles", {}):
+        return _capped(implementation, dtype, found, evidence)
     return found, evidence
+
+
+def _capped(
+    implementation: Implementation, dtype: str, found: Precision, evidence: str
+) -> tuple[Precision | None, str]:
+    """The precision of what takes another way through its code where there is a softcap: the coarser of both."""
+    probes = tuple(p.replace(softcap=5.0) for p in (*PRECISION_PROBES[:1], SHORT_PROBES[0]))
+    capped, said = _precision(implementation, dtype, probes)
+    choices = candidates(dtype)
+    if capped is None or said.startswith("beyond") or choices.index(capped) <= choices.index(found):
+        return found, evidence
+    return capped, f"with a softcap: {said}"
 
 
 def _precision(implementation: Implementation, dtype: str, probes: tuple[Problem, ...]) -> tuple[Precision | None, str]:

@@ -248,6 +248,8 @@ class Simulated:
             return None if like.mask is None else like.mask[:, None, None].expand(-1, 1, like.q.shape[2], -1)
         mask = like.mask if like.form == "bool" else like.mask > -1
         s = self.made.call.x.shape[1]
+        if mask.shape[1] > 1:
+            raise Unsupported("a mask for each head")
         return mask.expand(len(self.made.call.x), 1, s, s)
 
     def sequence(self, cuts: Sequence[int], blocks: Decoding, before: Tensor | None = None) -> Tensor:

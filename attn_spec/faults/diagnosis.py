@@ -261,13 +261,13 @@ def _cases(implementation: Implementation, problems: list[Problem], deadline: fl
             break
         try:
             output = implementation(problem.arguments(meaning.alignment)).output.detach().cpu().double()
+            arguments, right, empty, masked = _right(problem.replace(device="cpu"), meaning)
+            if implementation.positional:
+                seen = implementation.effective(problem.arguments(meaning.alignment))
+                arguments, right, empty, masked = _answered(seen, meaning)
         except (Unsupported, Refused, Violation):
             continue
         precision = implementation.precision_for(problem.dtype)
-        arguments, right, empty, masked = _right(problem.replace(device="cpu"), meaning)
-        if implementation.positional:
-            seen = implementation.effective(problem.arguments(meaning.alignment))
-            arguments, right, empty, masked = _answered(seen, meaning)
         if output.shape != right.output.shape:
             continue
         differs = not tolerance.worst(output, right.output, bound(right, blocks.RIGHT, precision)).holds

@@ -97,7 +97,7 @@ def decoded(implementation: Implementation, problem: Problem) -> Decoded:
         shape = "B1QK" if padded else ""
         problem = problem.replace(delivery=Delivery(form, shape, flag=by != "mask", hidden="-inf"))  # type: ignore[arg-type]
     call = hidden_call(implementation, problem)
-    if "window" in module.roles:
+    if "window" in module.roles and not (module.constructor and module.constructor.may_be_without("window")):
         call = replace(call, sizes=replace(call.sizes, own_window=SHORT))
     return Decoded(implementation, call, by)
 

@@ -94,7 +94,7 @@ def observed(f: ModuleFunction, q: Tensor, k: Tensor, v: Tensor, named: dict[str
     if core is not None and seen is None and core.kind == "sdpa":
         seen = core.mask
     shape = (1, *q.shape[1:3], k.shape[2])
-    if seen is None or seen.dtype == torch.bool or seen.shape[-1] < shape[-1]:
+    if seen is None or seen.dtype == torch.bool or seen.shape[-1] < shape[-1] or seen.shape[1] not in (1, shape[1]):
         raise Unsupported("the bias by position that it adds is not seen between its scores and its softmax")
     seen = seen[..., : shape[-1]]  # what is beyond is a sink
     return seen.expand(shape).masked_fill(seen <= HIDDEN, 0.0).contiguous()

@@ -164,6 +164,16 @@ class Constructor:
                 found[ROLE_OF[p.name]] = p.name
         return found
 
+    def may_be_without(self, role: str) -> bool:
+        """Whether a variant is off unless it is asked for."""
+        name = self.named.get(role, "")
+        for p in self.parameters():
+            kind = self._config_class(p) if p.name in CONFIGS else None
+            if p.name == name or (kind is not None and name in field_names(kind)):
+                default = p.default if p.name == name else _default(kind, name)  # type: ignore[arg-type]
+                return default is None or default is False or default == 0
+        return False
+
     def keeps(self, role: str) -> bool:
         """Whether a default that is kept would change what is built."""
         return role in self.named and role not in self.kept
@@ -343,8 +353,8 @@ def _default(kind: type, name: str) -> Any:
 
 
 def _left_to_model(kind: type) -> tuple[str, ...]:
-    """Roles of which a module heeds nothing: a model of transformers brings its window into the mask."""
-    return ("window",) if any(owner.__module__.startswith("transformers.") for owner in kind.__mro__) else ()
+    """Roles of which a module heeds nothing: a model of transformers brings windows and slopes into the mask."""
+    return ("window", "alibi") if any(owner.__module__.startswith("transformers.") for owner in kind.__mro__) else ()
 
 
 def substituted(value: Any, words: Mapping[str, Any]) -> Any:
