@@ -24,6 +24,11 @@ def hidden_width(f: ModuleFunction) -> int:
     return f.widths(f.module, f.sizes)[0]
 
 
+def hidden_states(f: ModuleFunction) -> Tensor:
+    """What trials are made on [B, S, width], the same each time."""
+    return torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2))
+
+
 def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None) -> Tensor:
     """One run of the first module on hidden states as they are, no gradient, in eval mode; named: what is asked for."""
     module = f.built(f.sizes, torch.float32)
@@ -43,7 +48,7 @@ def run_whole(f: ModuleFunction, x: Tensor, named: dict[str, Any] | None = None)
 
 def runs(f: ModuleFunction) -> bool:
     try:
-        run_whole(f, torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2)))
+        run_whole(f, hidden_states(f))
     except Exception:  # of the user's own
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ def found(f: ModuleFunction) -> dict[str, str]:
     module = f.module
     if "sinks" in named:
         try:
-            module = f.built(_with_sinks(f), torch.float32)
+            module = f.built(replace(f.sizes, sinks=True), torch.float32)
         except TargetError:
             return {role: name for role, name in named.items() if role != "sinks"}
     names = sinks_of(module, f.sizes.heads)
@@ -39,12 +40,6 @@ def found(f: ModuleFunction) -> dict[str, str]:
     elif names and "sinks" not in f.forward.roles:
         named.setdefault("sinks", next(iter(names)))
     return named
-
-
-def _with_sinks(f: ModuleFunction) -> Any:
-    from dataclasses import replace
-
-    return replace(f.sizes, sinks=True)
 
 
 def sinks_of(module: nn.Module, heads: int) -> dict[str, nn.Parameter]:

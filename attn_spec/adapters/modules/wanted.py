@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attn_spec.adapters.modules import sessions
-from attn_spec.adapters.modules.trials import BATCH, LENGTH, hidden_width, note, run_whole, runs
+from attn_spec.adapters.modules.trials import BATCH, LENGTH, hidden_states, note, run_whole, runs
 
 if TYPE_CHECKING:
     from attn_spec.adapters.modules.core import ModuleFunction
@@ -29,7 +29,7 @@ def turned(f: ModuleFunction) -> None:
     given = f.forward
     if not given.rotations and not {"cos", "sin"} & set(given.required):
         return
-    x = torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2))
+    x = hidden_states(f)
     needed = tuple(name for name in given.rotations if name in given.required)
     without = replace(given, rotations=needed, left=(*given.left, *(set(given.rotations) - set(needed))))
     shares = (1.0, 0.5, 0.25, 0.75)
@@ -50,7 +50,7 @@ def mask_form(f: ModuleFunction) -> None:
     kernel = getattr(getattr(f.module, "config", None), "_attn_implementation", "")
     if not f.by_mask or "flex" in str(kernel):  # which takes a BlockMask alone, and reads what it likes for another
         return
-    x = torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2))
+    x = hidden_states(f)
     changed = x.clone()
     changed[:, -1] += 1.0
     whole = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
@@ -84,7 +84,7 @@ def resets(f: ModuleFunction) -> None:
     if not name or sessions.has_switch(f):
         return
     module = f.built(f.sizes, torch.float32)
-    x = torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2))
+    x = hidden_states(f)
     try:
         outs = []
         for emptied in (True, False, True):
@@ -116,7 +116,7 @@ def needs_context(f: ModuleFunction) -> None:
     """Find out whether a call without a context, whose default is None, raises where one with it does not."""
     if not f.forward.context or f.forward.context_required:
         return
-    x = torch.randn(BATCH, LENGTH, hidden_width(f), generator=torch.Generator().manual_seed(2))
+    x = hidden_states(f)
     given = f.forward
     for required in (False, True):
         f.forward = replace(given, context_required=required)
